@@ -1,0 +1,111 @@
+//! The settings of the process: everything that is not policy. Resolved and valid.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use secrecy::SecretString;
+
+use crate::proxy::UpstreamSettings;
+
+/// All of them.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The public listener.
+    pub server: ServerSettings,
+    /// The admin listener.
+    pub admin: AdminSettings,
+    /// Where counters live.
+    pub store: StoreSettings,
+    /// The backends, by name.
+    pub upstreams: Vec<UpstreamSettings>,
+    /// Which rate-limit header fields answers carry (`[answers] headers`).
+    pub headers: HeaderStyle,
+    /// What is logged.
+    pub log: LogSettings,
+}
+
+/// `[server]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServerSettings {
+    /// Address of the public listener.
+    pub listen: SocketAddr,
+    /// Worker threads, at least 1 (a written 0 has become the number of processors).
+    pub workers: usize,
+    /// After SIGTERM: how long requests in flight may take to finish.
+    pub drain: Duration,
+    /// The largest request body, in bytes.
+    pub max_body: u64,
+    /// Connections one worker holds open at most.
+    pub max_connections: usize,
+}
+
+/// `[admin]`
+#[derive(Debug, Clone)]
+pub struct AdminSettings {
+    /// Address of the admin listener.
+    pub listen: SocketAddr,
+    /// The bearer token that everything but the probes asks for. Present whenever `listen` is not loopback.
+    pub token: Option<SecretString>,
+}
+
+/// `[store]`
+#[derive(Debug, Clone)]
+pub struct StoreSettings {
+    /// Which store.
+    pub kind: StoreKind,
+    /// How many callers the memory store (also as the fallback of Redis) holds at most.
+    pub max_callers: usize,
+}
+
+/// Which store counts.
+#[derive(Debug, Clone)]
+pub enum StoreKind {
+    /// This process.
+    Memory,
+    /// Redis, shared by all gateways.
+    Redis(RedisSettings),
+}
+
+/// `[store.redis]`
+#[derive(Debug, Clone)]
+pub struct RedisSettings {
+    /// How the nodes form one store.
+    pub mode: RedisMode,
+    /// URLs of the nodes, at least one; may hold a password.
+    pub nodes: Vec<SecretString>,
+    /// Everything the limiter may spend on one request.
+    pub budget: Duration,
+    /// The first part of every key.
+    pub prefix: String,
+}
+
+/// How Redis nodes form one store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RedisMode {
+    /// One server.
+    Standalone,
+    /// Redis Cluster.
+    Cluster,
+}
+
+/// Which rate-limit header fields answers carry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeaderStyle {
+    /// `RateLimit` and `RateLimit-Policy` of draft-ietf-httpapi-ratelimit-headers-11.
+    Draft11,
+    /// `X-RateLimit-Limit`, `-Remaining`, `-Reset` of the tightest limit.
+    XRateLimit,
+    /// Both.
+    Both,
+    /// Neither.
+    Off,
+}
+
+/// `[log]`
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogSettings {
+    /// Whether every request writes a line to standard output.
+    pub access: bool,
+    /// The `tracing` filter of the gateway's own messages, for example `info`.
+    pub level: String,
+}

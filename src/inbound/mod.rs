@@ -1,0 +1,25 @@
+//! The request as the rooms see it: method, canonical path, headers, peer.
+//!
+//! Nothing here knows actix's request type, so a test builds one by hand.
+
+pub mod path;
+
+use std::net::IpAddr;
+
+use actix_web::http::Method;
+use actix_web::http::header::HeaderMap;
+
+pub use path::{CanonicalPath, PathError, PathRules};
+
+/// One request, as far as identity, plan and limit need to know it.
+#[derive(Debug)]
+pub struct Inbound<'a> {
+    /// The method, already known to be one the gateway serves.
+    pub method: &'a Method,
+    /// The one path that serves route matching, counters and the upstream.
+    pub path: CanonicalPath<'a>,
+    /// The header fields as received.
+    pub headers: &'a HeaderMap,
+    /// The address at the other end of the socket.
+    pub peer: IpAddr,
+}

@@ -1,0 +1,24 @@
+//! Tollgate: the limit engine, the actix-web middleware around it, and the gateway built from both.
+//!
+//! The rooms, in the order a request walks through them:
+//!
+//! | room | question |
+//! |---|---|
+//! | [`listen`] | where do requests come in, and how does a refusal look on the wire? |
+//! | [`identify`] | who is calling? |
+//! | [`plan`] | what have they bought? |
+//! | [`limit`] | may they pass? |
+//! | [`proxy`] | where does the request go? |
+//! | [`observe`] | what happened? |
+//!
+//! [`gate`] is the front page: one request from caller to [`Pass`](limit::Pass) in about fifteen lines.
+//! [`gateway`] assembles the rooms into a running server. [`config`] and [`admin`] are side rooms.
+//! [`inbound`], [`record`] and [`clock`] are what the rooms hand to each other.
+
+pub mod clock;
+pub mod config;
+pub mod identify;
+pub mod inbound;
+pub mod limit;
+pub mod plan;
+pub mod proxy;

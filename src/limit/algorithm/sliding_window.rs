@@ -1,0 +1,418 @@
+//! The sliding window: never more than `limit` units in ANY window of length `per`.
+//!
+//! Two forms of the same promise, chosen by the limit:
+//!
+//! * **Exact** up to [`EXACT_MAX`]: the times of the last admissions, 4 bytes each. Admission times never decrease, so a
+//!   request fits if and only if the units admitted within the last `per`, plus its cost, are at most `limit`: the
+//!   definition itself. Nothing is over- or under-counted, and `wait` is exact.
+//! * **Bucketed** above: `per` is cut into [`BUCKETS`] parts and the oldest, partly covered one is counted in full. What is
+//!   counted is a superset of the window, so there is never more than `limit` in any; and it spans less than
+//!   `per + per / BUCKETS`, so at least `1 / (1 + 1 / BUCKETS)` = 98.3 % of the rate stays usable. Memory is constant.
+//!
+//! A clock that steps back neither frees units nor locks anybody out: time stands still for the log across the step
+//! ([`SlidingWindow::settle`]) and goes on from there.
+
+use std::collections::VecDeque;
+use std::num::NonZeroU64;
+
+use super::{AMOUNT_MAX, Micros, PER_RANGE, Standing, Unusable};
+
+/// The largest limit that is counted exactly. Above it memory would grow past 40 KB a caller.
+pub const EXACT_MAX: u64 = 10_000;
+
+/// Parts that a bucketed window is cut into.
+const BUCKETS: u64 = 60;
+
+/// Buckets that count at any time: all parts of the window and the partly covered oldest one.
+const COUNTED: usize = 61;
+
+/// An exact window spans at most so many ticks, which leaves room in a `u32` for the log to grow old.
+const TICKS: u64 = 1 << 30;
+
+/// A log older than so many ticks moves its base.
+const REBASE: u64 = 3 << 30;
+
+/// At most `limit` units in any window of `per`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SlidingWindow {
+    limit: NonZeroU64,
+    per: Micros,
+    /// Microseconds of one tick (exact) or of one bucket (bucketed).
+    grain: Micros,
+}
+
+/// What was admitted, and when.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WindowLog {
+    /// Every admission on its own.
+    Exact(Ring),
+    /// Sums of admissions.
+    Bucketed(Buckets),
+}
+
+/// The times of the last admissions, in ticks since `base`, oldest first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ring {
+    tick: Micros,
+    base: i64,
+    times: VecDeque<u32>,
+}
+
+/// Units admitted in each bucket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Buckets {
+    width: Micros,
+    base: i64,
+    /// The time of the last admission, relative to `base`.
+    newest: u64,
+    /// Units of bucket `i` at `i % COUNTED`.
+    counts: Box<[u64; COUNTED]>,
+}
+
+impl SlidingWindow {
+    /// `limit` units in any `per` microseconds.
+    ///
+    /// # Errors
+    /// When the limit or `per` is out of range.
+    pub fn new(limit: NonZeroU64, per: Micros) -> Result<Self, Unusable> {
+        if !PER_RANGE.contains(&per) {
+            return Err(Unusable::Per);
+        }
+        if limit.get() > AMOUNT_MAX {
+            return Err(Unusable::Amount);
+        }
+        let grain = if limit.get() <= EXACT_MAX {
+            per.div_ceil(TICKS)
+        } else {
+            per.div_ceil(BUCKETS)
+        };
+        Ok(Self { limit, per, grain })
+    }
+
+    /// The most units in any window.
+    #[must_use]
+    pub fn limit(&self) -> NonZeroU64 {
+        self.limit
+    }
+
+    /// The length of the window, in microseconds.
+    #[must_use]
+    pub fn per(&self) -> Micros {
+        self.per
+    }
+
+    /// Whether every admission is counted on its own.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        self.limit.get() <= EXACT_MAX
+    }
+
+    /// Microseconds of one tick (exact) or of one bucket (bucketed); what the Lua side is told.
+    #[must_use]
+    pub fn grain(&self) -> Micros {
+        self.grain
+    }
+
+    /// The window in ticks. Times are rounded up to ticks, so a coarse tick needs one more to be sure.
+    #[must_use]
+    pub fn ticks(&self) -> u64 {
+        if self.grain == 1 {
+            self.per
+        } else {
+            self.per.div_ceil(self.grain) + 1
+        }
+    }
+
+    /// Brings a log to this window's form and to `now`: converts it when the limit was edited, and lets time stand
+    /// still where the clock has stepped back.
+    pub fn settle(&self, log: &mut WindowLog, now: Micros) {
+        log.stand_still(now);
+        let fits = match log {
+            WindowLog::Exact(ring) => self.is_exact() && ring.tick == self.grain,
+            WindowLog::Bucketed(buckets) => !self.is_exact() && buckets.width == self.grain,
+        };
+        if !fits {
+            *log = self.converted(log, now);
+        }
+    }
+
+    /// How a request of `cost` stands, charging nothing. Call [`settle`](Self::settle) first.
+    #[must_use]
+    pub fn judge(&self, log: Option<&WindowLog>, now: Micros, cost: NonZeroU64) -> Standing {
+        let Some(log) = log else {
+            return Standing {
+                wait: self.wait_when_empty(cost),
+                remaining: self.limit.get(),
+                next: 0,
+            };
+        };
+        let (used, next) = self.usage(log, now);
+        let excess = (used + cost.get()).saturating_sub(self.limit.get());
+        let wait = match self.wait_when_empty(cost) {
+            Some(_) if excess > 0 => Some(self.until_freed(log, now, excess)),
+            other => other,
+        };
+        Standing {
+            wait,
+            remaining: self.limit.get().saturating_sub(used),
+            next,
+        }
+    }
+
+    /// Takes `cost` units, which [`judge`](Self::judge) found to fit.
+    #[must_use]
+    pub fn charge(&self, log: Option<WindowLog>, now: Micros, cost: NonZeroU64) -> (WindowLog, Standing) {
+        let mut log = log.unwrap_or_else(|| self.empty(now));
+        match &mut log {
+            WindowLog::Exact(ring) => ring.admit(self.ticks(), now, cost.get()),
+            WindowLog::Bucketed(buckets) => buckets.admit(now, cost.get()),
+        }
+        let (used, next) = self.usage(&log, now);
+        let standing = Standing {
+            wait: Some(0),
+            remaining: self.limit.get().saturating_sub(used),
+            next,
+        };
+        (log, standing)
+    }
+
+    /// Microseconds until nothing in the log counts any more.
+    #[must_use]
+    pub fn expires_in(&self, log: &WindowLog, now: Micros) -> Micros {
+        match log {
+            WindowLog::Exact(ring) => ring
+                .times
+                .back()
+                .map_or(0, |&newest| ring.until(newest, self.ticks(), now)),
+            WindowLog::Bucketed(buckets) => buckets.until_left(buckets.newest / buckets.width, now),
+        }
+    }
+
+    /// A request may fit an empty window at once, or never.
+    fn wait_when_empty(&self, cost: NonZeroU64) -> Option<Micros> {
+        (cost <= self.limit).then_some(0)
+    }
+
+    /// Units that count at `now`, and the time until the first of them no longer does.
+    fn usage(&self, log: &WindowLog, now: Micros) -> (u64, Micros) {
+        match log {
+            WindowLog::Exact(ring) => {
+                let live = ring.live(self.ticks(), now);
+                let next = ring
+                    .times
+                    .get(live.start)
+                    .map_or(0, |&oldest| ring.until(oldest, self.ticks(), now));
+                (live.len() as u64, next)
+            }
+            WindowLog::Bucketed(buckets) => {
+                let used = buckets.counted(now).map(|(_, count)| count).sum();
+                let oldest = buckets.counted(now).find(|&(_, count)| count > 0);
+                (
+                    used,
+                    oldest.map_or(0, |(bucket, _)| buckets.until_left(bucket, now)),
+                )
+            }
+        }
+    }
+
+    /// The time until the oldest `units` of the live ones no longer count.
+    fn until_freed(&self, log: &WindowLog, now: Micros, units: u64) -> Micros {
+        match log {
+            WindowLog::Exact(ring) => {
+                let live = ring.live(self.ticks(), now);
+                let last = live.start + usize::try_from(units - 1).unwrap_or(usize::MAX - live.start);
+                ring.times
+                    .get(last)
+                    .map_or(0, |&time| ring.until(time, self.ticks(), now))
+            }
+            WindowLog::Bucketed(buckets) => {
+                let mut freed = 0;
+                let last = buckets.counted(now).find(|&(_, count)| {
+                    freed += count;
+                    freed >= units
+                });
+                last.map_or(0, |(bucket, _)| buckets.until_left(bucket, now))
+            }
+        }
+    }
+
+    fn empty(&self, now: Micros) -> WindowLog {
+        let base = now.cast_signed();
+        if self.is_exact() {
+            WindowLog::Exact(Ring {
+                tick: self.grain,
+                base,
+                times: VecDeque::new(),
+            })
+        } else {
+            let counts = Box::new([0; COUNTED]);
+            WindowLog::Bucketed(Buckets {
+                width: self.grain,
+                base,
+                newest: 0,
+                counts,
+            })
+        }
+    }
+
+    /// The same admissions in this window's form; where a time is only known to lie in a bucket, the end of the bucket
+    /// is taken, so that nothing is forgotten too early.
+    fn converted(&self, log: &WindowLog, now: Micros) -> WindowLog {
+        let mut history = log.history(now);
+        history.retain(|&(time, _)| time + self.per.cast_signed() > now.cast_signed());
+        let oldest = history.first().map_or(now.cast_signed(), |&(time, _)| time);
+        let mut new = self.empty(oldest.cast_unsigned());
+        match &mut new {
+            WindowLog::Exact(ring) => {
+                // Only the newest `limit` units can still decide anything.
+                let mut spare = history
+                    .iter()
+                    .map(|&(_, units)| units)
+                    .sum::<u64>()
+                    .saturating_sub(self.limit.get());
+                for (time, mut units) in history {
+                    let dropped = spare.min(units);
+                    (spare, units) = (spare - dropped, units - dropped);
+                    let tick = u64::try_from(time - oldest).unwrap_or(0).div_ceil(ring.tick);
+                    let tick = u32::try_from(tick).unwrap_or(u32::MAX);
+                    ring.times
+                        .extend(std::iter::repeat_n(tick, usize::try_from(units).unwrap_or(0)));
+                }
+            }
+            WindowLog::Bucketed(buckets) => {
+                for (time, units) in history {
+                    buckets.admit(time.cast_unsigned(), units);
+                }
+            }
+        }
+        new
+    }
+}
+
+impl WindowLog {
+    /// Where the clock has stepped back behind the newest admission, moves the base so that no time has passed since.
+    fn stand_still(&mut self, now: Micros) {
+        let now = now.cast_signed();
+        match self {
+            Self::Exact(ring) => {
+                let newest = ring.times.back().map_or(0, |&tick| i64::from(tick));
+                if ring.relative(now) < newest {
+                    ring.base = now - newest * ring.tick.cast_signed();
+                }
+            }
+            Self::Bucketed(buckets) => {
+                if now - buckets.base < buckets.newest.cast_signed() {
+                    buckets.base = now - buckets.newest.cast_signed();
+                }
+            }
+        }
+    }
+
+    /// Admissions as (time, units), oldest first, none of them after `now`.
+    fn history(&self, now: Micros) -> Vec<(i64, u64)> {
+        match self {
+            Self::Exact(ring) => ring
+                .times
+                .iter()
+                .map(|&tick| (ring.base + i64::from(tick) * ring.tick.cast_signed(), 1))
+                .collect(),
+            Self::Bucketed(buckets) => buckets
+                .counted(now)
+                .filter(|&(_, count)| count > 0)
+                .map(|(bucket, count)| {
+                    let end = ((bucket + 1) * buckets.width - 1).min(buckets.newest);
+                    (buckets.base + end.cast_signed(), count)
+                })
+                .collect(),
+        }
+    }
+}
+
+impl Ring {
+    /// `now` in ticks since `base`, rounded up.
+    fn relative(&self, now: i64) -> i64 {
+        let tick = self.tick.cast_signed();
+        let since = now - self.base;
+        since.div_euclid(tick) + i64::from(since.rem_euclid(tick) > 0)
+    }
+
+    fn ticks_at(&self, now: Micros) -> u64 {
+        u64::try_from(self.relative(now.cast_signed())).unwrap_or(0)
+    }
+
+    /// The places of the admissions that count at `now`.
+    fn live(&self, window: u64, now: Micros) -> std::ops::Range<usize> {
+        let now = self.ticks_at(now);
+        self.times
+            .partition_point(|&time| u64::from(time) + window <= now)..self.times.len()
+    }
+
+    /// Microseconds until an admission at `time` no longer counts.
+    fn until(&self, time: u32, window: u64, now: Micros) -> Micros {
+        (u64::from(time) + window).saturating_sub(self.ticks_at(now)) * self.tick
+    }
+
+    fn admit(&mut self, window: u64, now: Micros, units: u64) {
+        let dead = self.live(window, now).start;
+        self.times.drain(..dead);
+        self.rebase(now);
+        let tick = u32::try_from(self.ticks_at(now)).unwrap_or(u32::MAX);
+        self.times
+            .extend(std::iter::repeat_n(tick, usize::try_from(units).unwrap_or(0)));
+    }
+
+    /// Keeps the offsets small: an empty log starts at `now`, an old one at its oldest admission.
+    fn rebase(&mut self, now: Micros) {
+        let Some(&oldest) = self.times.front() else {
+            self.base = now.cast_signed();
+            return;
+        };
+        if self.ticks_at(now) > REBASE {
+            self.base += i64::from(oldest) * self.tick.cast_signed();
+            for time in &mut self.times {
+                *time -= oldest;
+            }
+        }
+    }
+}
+
+impl Buckets {
+    fn relative(&self, now: Micros) -> u64 {
+        u64::try_from(now.cast_signed() - self.base).unwrap_or(0)
+    }
+
+    /// Bucket numbers and counts that count at `now`, oldest first.
+    fn counted(&self, now: Micros) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let current = self.relative(now) / self.width;
+        let newest = self.newest / self.width;
+        let oldest = current
+            .saturating_sub(BUCKETS)
+            .max(newest.saturating_sub(BUCKETS));
+        (oldest..=newest).map(|bucket| (bucket, self.counts[Self::place(bucket)]))
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "the remainder is below 61")]
+    fn place(bucket: u64) -> usize {
+        (bucket % COUNTED as u64) as usize
+    }
+
+    /// Microseconds until a bucket no longer counts.
+    fn until_left(&self, bucket: u64, now: Micros) -> Micros {
+        ((bucket + BUCKETS + 1) * self.width).saturating_sub(self.relative(now))
+    }
+
+    /// Clears the buckets between the newest one and that of `now`.
+    fn advance(&mut self, now: Micros) {
+        let (newest, current) = (self.newest / self.width, self.relative(now) / self.width);
+        for bucket in (newest + 1..=current).take(COUNTED) {
+            self.counts[Self::place(bucket)] = 0;
+        }
+        self.newest = self.newest.max(self.relative(now));
+    }
+
+    fn admit(&mut self, now: Micros, units: u64) {
+        self.advance(now);
+        let place = Self::place(self.newest / self.width);
+        self.counts[place] += units;
+    }
+}

@@ -1,0 +1,267 @@
+//! The token bucket: a level that refills steadily up to the burst.
+//!
+//! Promise: in any span `t`, never more than `burst + limit * t / per` units. Kept as a level and the time of the last
+//! charge (Turner's leaky bucket as a meter, 1986), not as a "theoretical arrival time", so that an amount may change
+//! under it: what was used stays used.
+//!
+//! Exact in whole numbers: the level is counted in *credits*. One unit is `per / g` credits and every microsecond brings
+//! `limit / g` credits, where `g` is the greatest common divisor of the two; no fraction is ever rounded away.
+
+use std::num::NonZeroU64;
+
+use super::{AMOUNT_MAX, Micros, PER_RANGE, Standing, Unusable};
+
+/// `limit` units each `per`, and up to `burst` units saved up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenBucket {
+    limit: NonZeroU64,
+    per: Micros,
+    burst: NonZeroU64,
+    /// Credits that make one unit.
+    unit: u64,
+    /// Credits that one microsecond brings.
+    rate: u64,
+}
+
+/// The state of one bucket. A caller without one has a full bucket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bucket {
+    /// Credits that made one unit when this was written; differs from today's after the limit was edited.
+    unit: u64,
+    /// Credits at `stamp`.
+    level: u64,
+    /// When `level` held.
+    stamp: Micros,
+}
+
+/// Lua numbers are exact up to here.
+const EXACT: u64 = 1 << 53;
+
+impl TokenBucket {
+    /// `limit` units each `per` microseconds, `burst` at once.
+    ///
+    /// # Errors
+    /// When an amount or `per` is out of range, or the arithmetic would not be exact in a Lua number.
+    pub fn new(limit: NonZeroU64, per: Micros, burst: NonZeroU64) -> Result<Self, Unusable> {
+        if !PER_RANGE.contains(&per) {
+            return Err(Unusable::Per);
+        }
+        if limit.get() > AMOUNT_MAX || burst.get() > AMOUNT_MAX {
+            return Err(Unusable::Amount);
+        }
+        let common = greatest_common_divisor(limit.get(), per);
+        let (unit, rate) = (per / common, limit.get() / common);
+        let full = burst.get().checked_mul(unit).ok_or(Unusable::Precision)?;
+        if full.saturating_add(rate) >= EXACT {
+            return Err(Unusable::Precision);
+        }
+        Ok(Self {
+            limit,
+            per,
+            burst,
+            unit,
+            rate,
+        })
+    }
+
+    /// Units that one `per` brings.
+    #[must_use]
+    pub fn limit(&self) -> NonZeroU64 {
+        self.limit
+    }
+
+    /// The span in which `limit` units come, in microseconds.
+    #[must_use]
+    pub fn per(&self) -> Micros {
+        self.per
+    }
+
+    /// The most units that can be taken at once.
+    #[must_use]
+    pub fn burst(&self) -> NonZeroU64 {
+        self.burst
+    }
+
+    /// Credits that make one unit; what the Lua side is told.
+    #[must_use]
+    pub fn unit(&self) -> u64 {
+        self.unit
+    }
+
+    /// Credits that one microsecond brings; what the Lua side is told.
+    #[must_use]
+    pub fn rate(&self) -> u64 {
+        self.rate
+    }
+
+    /// Credits of a full bucket.
+    fn full(&self) -> u64 {
+        self.burst.get() * self.unit
+    }
+
+    /// Forgets a clock that has stepped back: nothing is credited for the step, and refilling goes on from `now`.
+    pub fn settle(&self, bucket: &mut Bucket, now: Micros) {
+        bucket.stamp = bucket.stamp.min(now);
+    }
+
+    /// How a request of `cost` stands, charging nothing. Call [`settle`](Self::settle) first.
+    #[must_use]
+    pub fn judge(&self, bucket: Option<&Bucket>, now: Micros, cost: NonZeroU64) -> Standing {
+        let level = self.level(bucket, now);
+        let wait = match cost.get() {
+            cost if cost > self.burst.get() => None,
+            cost => Some((cost * self.unit).saturating_sub(level).div_ceil(self.rate)),
+        };
+        Standing {
+            wait,
+            ..self.standing(level)
+        }
+    }
+
+    /// Takes `cost` units, which [`judge`](Self::judge) found to fit.
+    #[must_use]
+    pub fn charge(&self, bucket: Option<&Bucket>, now: Micros, cost: NonZeroU64) -> (Bucket, Standing) {
+        let level = self
+            .level(bucket, now)
+            .saturating_sub(cost.get().saturating_mul(self.unit));
+        (
+            Bucket {
+                unit: self.unit,
+                level,
+                stamp: now,
+            },
+            self.standing(level),
+        )
+    }
+
+    /// Microseconds until the bucket is full, and so as good as none.
+    #[must_use]
+    pub fn expires_in(&self, bucket: &Bucket, now: Micros) -> Micros {
+        (self.full() - self.level(Some(bucket), now)).div_ceil(self.rate)
+    }
+
+    fn level(&self, bucket: Option<&Bucket>, now: Micros) -> u64 {
+        let full = self.full();
+        let Some(bucket) = bucket else { return full };
+        let level = if bucket.unit == self.unit {
+            bucket.level
+        } else {
+            bucket.level / bucket.unit * self.unit
+        };
+        let level = level.min(full);
+        let elapsed = now.saturating_sub(bucket.stamp);
+        // The multiplication cannot overflow: below the time to full, it stays below `full + rate`.
+        if elapsed >= (full - level).div_ceil(self.rate) {
+            full
+        } else {
+            level + elapsed * self.rate
+        }
+    }
+
+    fn standing(&self, level: u64) -> Standing {
+        let next = if level == self.full() {
+            0
+        } else {
+            (self.unit - level % self.unit).div_ceil(self.rate)
+        };
+        Standing {
+            wait: Some(0),
+            remaining: level / self.unit,
+            next,
+        }
+    }
+}
+
+fn greatest_common_divisor(a: u64, b: u64) -> u64 {
+    if b == 0 {
+        a
+    } else {
+        greatest_common_divisor(b, a % b)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Micros = 1_000_000;
+
+    fn n(value: u64) -> NonZeroU64 {
+        NonZeroU64::new(value).unwrap()
+    }
+
+    /// One bucket through a table of (time in ms, cost, expected wait in ms, remaining after).
+    #[track_caller]
+    fn check(bucket: TokenBucket, rows: &[(u64, u64, Option<u64>, u64)]) {
+        let mut state: Option<Bucket> = None;
+        for &(at, cost, wait, remaining) in rows {
+            let now = at * 1_000;
+            if let Some(state) = &mut state {
+                bucket.settle(state, now);
+            }
+            let mut standing = bucket.judge(state.as_ref(), now, n(cost));
+            assert_eq!(standing.wait, wait.map(|ms| ms * 1_000), "wait at {at} ms");
+            if standing.wait == Some(0) {
+                let (next, after) = bucket.charge(state.as_ref(), now, n(cost));
+                (state, standing) = (Some(next), after);
+            }
+            assert_eq!(standing.remaining, remaining, "remaining at {at} ms");
+        }
+    }
+
+    #[test]
+    fn refills_steadily_up_to_the_burst() {
+        let bucket = TokenBucket::new(n(2), SECOND, n(4)).unwrap();
+        check(
+            bucket,
+            &[
+                // A full bucket gives its burst at once.
+                (0, 3, Some(0), 1),
+                (0, 1, Some(0), 0),
+                // One unit comes every 500 ms, and not one millisecond earlier.
+                (0, 1, Some(500), 0),
+                (499, 1, Some(1), 0),
+                (500, 1, Some(0), 0),
+                // More than the burst never fits.
+                (500, 5, None, 0),
+                // Idleness fills the bucket, and never above the burst.
+                (60_000, 1, Some(0), 3),
+            ],
+        );
+    }
+
+    #[test]
+    fn a_clock_that_steps_back_gives_no_credit_and_locks_nobody_out() {
+        let bucket = TokenBucket::new(n(1), SECOND, n(1)).unwrap();
+        check(
+            bucket,
+            &[
+                (3_600_000, 1, Some(0), 0),
+                (0, 1, Some(1_000), 0),
+                (1_000, 1, Some(0), 0),
+            ],
+        );
+    }
+
+    #[test]
+    fn an_edited_limit_keeps_the_level() {
+        let before = TokenBucket::new(n(10), SECOND, n(10)).unwrap();
+        let after = TokenBucket::new(n(7), SECOND, n(20)).unwrap();
+        let (state, _) = before.charge(None, 0, n(6));
+        assert_eq!(after.judge(Some(&state), 0, n(1)).remaining, 4);
+    }
+
+    #[test]
+    fn amounts_that_would_round_are_refused() {
+        assert_eq!(TokenBucket::new(n(1), 0, n(1)), Err(Unusable::Per));
+        assert_eq!(
+            TokenBucket::new(n(AMOUNT_MAX + 1), SECOND, n(1)),
+            Err(Unusable::Amount)
+        );
+        assert_eq!(
+            TokenBucket::new(n(1 << 40), SECOND, n(1 << 40)),
+            Err(Unusable::Precision)
+        );
+        assert!(TokenBucket::new(n(1_000_000), SECOND, n(1_000_000)).is_ok());
+    }
+}

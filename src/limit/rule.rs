@@ -1,0 +1,78 @@
+//! One limit of a plan, resolved: everything in it is valid and nothing is looked up again.
+
+use std::sync::Arc;
+
+use super::algorithm::{SlidingWindow, TokenBucket};
+
+/// What one counter covers.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Scope {
+    /// A caller on all routes of the plan. Written `plan` in keys.
+    Plan,
+    /// A caller on one route. Written `route.NAME` in keys.
+    Route(Arc<str>),
+}
+
+/// How a limit counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Algorithm {
+    /// Never more than the limit in any window.
+    SlidingWindow(SlidingWindow),
+    /// Never more than the burst plus what was refilled.
+    TokenBucket(TokenBucket),
+}
+
+impl Algorithm {
+    /// The most units that the limit can ever hold: a request that costs more can never pass.
+    #[must_use]
+    pub fn capacity(&self) -> u64 {
+        match self {
+            Self::SlidingWindow(window) => window.limit().get(),
+            Self::TokenBucket(bucket) => bucket.burst().get(),
+        }
+    }
+}
+
+/// One limit of a plan: a name, a scope, an algorithm.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    /// The operator's name for it, as in `violated-policies` and the `limit` label.
+    pub name: Arc<str>,
+    /// What one counter of it covers.
+    pub scope: Scope,
+    /// How it counts.
+    pub algorithm: Algorithm,
+    /// `scope:name`, the part of the store key behind the caller.
+    pub key: Arc<str>,
+}
+
+impl Rule {
+    /// A limit named `name` over `scope`.
+    ///
+    /// Names come from the configuration, which allows letters, digits, `_`, `-` and `.` only, so no name can forge a
+    /// separator of the key.
+    #[must_use]
+    pub fn new(name: &str, scope: Scope, algorithm: Algorithm) -> Self {
+        let key = match &scope {
+            Scope::Plan => format!("plan:{name}"),
+            Scope::Route(route) => format!("route.{route}:{name}"),
+        };
+        Self {
+            name: name.into(),
+            scope,
+            algorithm,
+            key: key.into(),
+        }
+    }
+}
+
+/// What to do when the store cannot answer in time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnFailure {
+    /// Let the request pass, uncounted.
+    Allow,
+    /// Refuse it with 503.
+    Deny,
+    /// Count in this process alone.
+    Local,
+}

@@ -1,0 +1,7 @@
+//! What they have bought: routes, plans, and the immutable [`Policy`] that one request sees from start to end.
+
+mod policy;
+mod route;
+
+pub use policy::{Offer, Plan, PolicyParts};
+pub use route::{Methods, Pattern, PatternError, Route, RouteTable};

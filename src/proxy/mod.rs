@@ -1,0 +1,5 @@
+//! On to the backend. STUB.
+
+mod upstream;
+
+pub use upstream::UpstreamSettings;
