@@ -2,6 +2,7 @@
 
 use smallvec::SmallVec;
 
+use super::algorithm::Standing;
 use crate::clock::Micros;
 
 /// Who decided. The values of the `source` label.
@@ -27,30 +28,8 @@ impl Source {
     }
 }
 
-/// When a refused request would fit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Verdict {
-    /// The request fits this limit now.
-    Fits,
-    /// It fits after this many microseconds, if nothing else is admitted meanwhile, and not one earlier.
-    After(Micros),
-    /// It never fits: it costs more than the limit can hold.
-    Never,
-}
-
-/// One limit after the decision.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LimitState {
-    /// Whether the request fits this limit.
-    pub verdict: Verdict,
-    /// Whole units left, after the charge if there was one.
-    pub remaining: u64,
-    /// Microseconds until more units become available; 0 when nothing is used.
-    pub next: Micros,
-}
-
 /// The states of all limits that apply, in the order of the rules.
-pub type States = SmallVec<[LimitState; 4]>;
+pub type States = SmallVec<[Standing; 4]>;
 
 /// The answer to one charge: all or nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,7 +44,7 @@ impl Decision {
     /// The answer that these states amount to: allowed if and only if the request fits every limit.
     #[must_use]
     pub fn from_states(states: States) -> Self {
-        let allowed = states.iter().all(|state| state.verdict == Verdict::Fits);
+        let allowed = states.iter().all(|state| state.wait == Some(0));
         Self { allowed, states }
     }
 
@@ -74,30 +53,23 @@ impl Decision {
         self.states
             .iter()
             .enumerate()
-            .filter(|(_, state)| state.verdict != Verdict::Fits)
+            .filter(|(_, state)| state.wait != Some(0))
             .map(|(index, _)| index)
-    }
-
-    /// When the request would pass: the longest wait of all refusing limits. [`Verdict::Never`] outlasts all.
-    #[must_use]
-    pub fn retry(&self) -> Verdict {
-        self.states
-            .iter()
-            .fold(Verdict::Fits, |longest, state| match (longest, state.verdict) {
-                (Verdict::Never, _) | (_, Verdict::Never) => Verdict::Never,
-                (Verdict::After(a), Verdict::After(b)) => Verdict::After(a.max(b)),
-                (Verdict::Fits, other) | (other, Verdict::Fits) => other,
-            })
     }
 
     /// The limit with the longest wait: the one to name when only one can be named.
     #[must_use]
     pub fn binding(&self) -> Option<usize> {
         self.refusing()
-            .max_by_key(|&index| match self.states[index].verdict {
-                Verdict::Never => Micros::MAX,
-                Verdict::After(wait) => wait,
-                Verdict::Fits => 0,
-            })
+            .max_by_key(|&index| self.states[index].wait.unwrap_or(Micros::MAX))
+    }
+
+    /// Microseconds until the request would pass if nothing else is admitted meanwhile: the longest wait of all
+    /// limits. `None`: it never will.
+    #[must_use]
+    pub fn wait(&self) -> Option<Micros> {
+        self.states
+            .iter()
+            .try_fold(0, |longest, state| state.wait.map(|wait| wait.max(longest)))
     }
 }

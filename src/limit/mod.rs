@@ -1,8 +1,15 @@
 //! Whether they may pass: limits, what they answer, and where their counters live.
+//!
+//! [`Limiter::admit`] is the one verb. It turns a [`Charge`](store::Charge) into a [`Pass`], or into the reason why not.
+//! The arithmetic is in [`algorithm`], pure; [`store`] holds state and time and does no policy.
 
 pub mod algorithm;
 mod decision;
+pub mod headers;
+mod limiter;
 mod rule;
+pub mod store;
 
-pub use decision::{Decision, LimitState, Source, States, Verdict};
-pub use rule::{Algorithm, OnFailure, Rule, Scope};
+pub use decision::{Decision, Source, States};
+pub use limiter::{Asked, Denied, Limiter, Pass, Ruling};
+pub use rule::{OnFailure, Rule, Scope};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::algorithm::{SlidingWindow, TokenBucket};
+use super::algorithm::Algorithm;
 
 /// What one counter covers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -11,26 +11,6 @@ pub enum Scope {
     Plan,
     /// A caller on one route. Written `route.NAME` in keys.
     Route(Arc<str>),
-}
-
-/// How a limit counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Algorithm {
-    /// Never more than the limit in any window.
-    SlidingWindow(SlidingWindow),
-    /// Never more than the burst plus what was refilled.
-    TokenBucket(TokenBucket),
-}
-
-impl Algorithm {
-    /// The most units that the limit can ever hold: a request that costs more can never pass.
-    #[must_use]
-    pub fn capacity(&self) -> u64 {
-        match self {
-            Self::SlidingWindow(window) => window.limit().get(),
-            Self::TokenBucket(bucket) => bucket.burst().get(),
-        }
-    }
 }
 
 /// One limit of a plan: a name, a scope, an algorithm.

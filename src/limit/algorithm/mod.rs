@@ -3,8 +3,10 @@
 //! Pure: no clock, no store, nothing but `std`. `lua/` says the same in Lua, and `tests/it/parity.rs` holds the two
 //! to the same answers, step by step. Every number stays below 2^53, which a Lua number holds exactly.
 //!
-//! A store decides a request in two rounds. It first asks every limit to [`judge`](State) without changing anything;
-//! only when the request fits all of them does it charge them all. So a refusal charges nobody.
+//! A request is decided in two rounds ([`decide`]): every limit judges it without changing anything, and only when it
+//! fits all of them are they all charged. So a refusal charges nobody.
+
+use std::num::NonZeroU64;
 
 mod sliding_window;
 mod token_bucket;
@@ -67,4 +69,128 @@ pub enum State {
     Window(WindowLog),
     /// Of a token bucket.
     Bucket(Bucket),
+}
+
+/// How a limit counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Algorithm {
+    /// Never more than the limit in any window.
+    SlidingWindow(SlidingWindow),
+    /// Never more than the burst plus what was refilled.
+    TokenBucket(TokenBucket),
+}
+
+/// Decides one request of `cost` at `now` against several limits, all or nothing.
+///
+/// Writes how each limit stands: after the charge if all of them fit (then every `wait` is `Some(0)`), else before it,
+/// with every state as it was.
+pub fn decide(limits: &mut [Limited<'_>], now: Micros, cost: NonZeroU64) {
+    for limited in limits.iter_mut() {
+        limited.algorithm.settle(limited.state, now);
+        limited.standing = limited.algorithm.judge(limited.state, now, cost);
+    }
+    if limits.iter().all(|limited| limited.standing.wait == Some(0)) {
+        for limited in limits {
+            limited.standing = limited.algorithm.charge(limited.state, now, cost);
+        }
+    }
+}
+
+/// One limit in a decision: how it counts, what is kept of it, and how it stands.
+#[derive(Debug)]
+pub struct Limited<'a> {
+    /// How it counts.
+    pub algorithm: &'a Algorithm,
+    /// What is kept of it.
+    pub state: &'a mut State,
+    /// How it stands; written by [`decide`].
+    pub standing: Standing,
+}
+
+impl<'a> Limited<'a> {
+    /// A limit that is yet to be decided.
+    pub fn new(algorithm: &'a Algorithm, state: &'a mut State) -> Self {
+        Self {
+            algorithm,
+            state,
+            standing: Standing {
+                wait: None,
+                remaining: 0,
+                next: 0,
+            },
+        }
+    }
+}
+
+impl Algorithm {
+    /// The most units that the limit can ever hold: a request that costs more can never pass.
+    #[must_use]
+    pub fn capacity(&self) -> NonZeroU64 {
+        match self {
+            Self::SlidingWindow(window) => window.limit(),
+            Self::TokenBucket(bucket) => bucket.burst(),
+        }
+    }
+
+    /// Brings a state to this algorithm's form and to `now`, without charging. A state of another algorithm is
+    /// forgotten: a limit that counts in another way is a new limit.
+    fn settle(&self, state: &mut State, now: Micros) {
+        match (self, state) {
+            (Self::SlidingWindow(window), State::Window(log)) => window.settle(log, now),
+            (Self::TokenBucket(bucket), State::Bucket(level)) => bucket.settle(level, now),
+            (_, state) => *state = State::Vacant,
+        }
+    }
+
+    fn judge(&self, state: &State, now: Micros, cost: NonZeroU64) -> Standing {
+        match self {
+            Self::SlidingWindow(window) => window.judge(state.window(), now, cost),
+            Self::TokenBucket(bucket) => bucket.judge(state.bucket(), now, cost),
+        }
+    }
+
+    fn charge(&self, state: &mut State, now: Micros, cost: NonZeroU64) -> Standing {
+        match self {
+            Self::SlidingWindow(window) => {
+                let log = match std::mem::take(state) {
+                    State::Window(log) => Some(log),
+                    State::Vacant | State::Bucket(_) => None,
+                };
+                let (log, standing) = window.charge(log, now, cost);
+                *state = State::Window(log);
+                standing
+            }
+            Self::TokenBucket(bucket) => {
+                let (level, standing) = bucket.charge(state.bucket(), now, cost);
+                *state = State::Bucket(level);
+                standing
+            }
+        }
+    }
+
+    /// Microseconds until the state is as good as none, and may be forgotten.
+    #[must_use]
+    pub fn expires_in(&self, state: &State, now: Micros) -> Micros {
+        match (self, state) {
+            (Self::SlidingWindow(window), State::Window(log)) => window.expires_in(log, now),
+            (Self::TokenBucket(bucket), State::Bucket(level)) => bucket.expires_in(level, now),
+            _ => 0,
+        }
+    }
+}
+
+impl State {
+    fn window(&self) -> Option<&WindowLog> {
+        match self {
+            Self::Window(log) => Some(log),
+            Self::Vacant | Self::Bucket(_) => None,
+        }
+    }
+
+    fn bucket(&self) -> Option<&Bucket> {
+        match self {
+            Self::Bucket(bucket) => Some(bucket),
+            Self::Vacant | Self::Window(_) => None,
+        }
+    }
 }

@@ -416,3 +416,236 @@ impl Buckets {
         self.counts[place] += units;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SECOND: Micros = 1_000_000;
+
+    fn n(value: u64) -> NonZeroU64 {
+        NonZeroU64::new(value).unwrap()
+    }
+
+    fn window(limit: u64, per: Micros) -> SlidingWindow {
+        SlidingWindow::new(n(limit), per).unwrap()
+    }
+
+    /// A caller of one window: what the memory store does, for one limit.
+    #[derive(Default)]
+    struct Caller(Option<WindowLog>);
+
+    impl Caller {
+        fn ask(&mut self, window: &SlidingWindow, now: Micros, cost: u64) -> Standing {
+            if let Some(log) = &mut self.0 {
+                window.settle(log, now);
+            }
+            let standing = window.judge(self.0.as_ref(), now, n(cost));
+            if standing.wait != Some(0) {
+                return standing;
+            }
+            let (log, standing) = window.charge(self.0.take(), now, n(cost));
+            self.0 = Some(log);
+            standing
+        }
+    }
+
+    /// A window through a table of (time in ms, cost, expected wait in ms, remaining after, next in ms).
+    #[track_caller]
+    fn check(window: SlidingWindow, rows: &[(u64, u64, Option<u64>, u64, u64)]) {
+        let mut caller = Caller::default();
+        for &(at, cost, wait, remaining, next) in rows {
+            let expected = Standing {
+                wait: wait.map(|ms| ms * 1_000),
+                remaining,
+                next: next * 1_000,
+            };
+            assert_eq!(caller.ask(&window, at * 1_000, cost), expected, "at {at} ms");
+        }
+    }
+
+    #[test]
+    fn a_unit_comes_back_when_its_admission_leaves_the_window() {
+        check(
+            window(3, 10 * SECOND),
+            &[
+                (0, 1, Some(0), 2, 10_000),
+                (4_000, 2, Some(0), 0, 6_000),
+                // The first unit comes back at 10 s, and not one millisecond earlier.
+                (5_000, 1, Some(5_000), 0, 5_000),
+                (9_999, 1, Some(1), 0, 1),
+                // Two units need the second admission gone as well.
+                (9_999, 2, Some(4_001), 0, 1),
+                (10_000, 1, Some(0), 0, 4_000),
+                // More than the limit never fits.
+                (60_000, 4, None, 3, 0),
+            ],
+        );
+    }
+
+    #[test]
+    fn a_bucketed_window_frees_late_by_a_bucket_at_most() {
+        let limit = EXACT_MAX + 2;
+        check(
+            window(limit, 60 * SECOND),
+            &[
+                (0, limit - 1, Some(0), 1, 61_000),
+                (30_500, 1, Some(0), 0, 30_500),
+                (30_500, 1, Some(30_500), 0, 30_500),
+                (60_999, 1, Some(1), 0, 1),
+                (61_000, 1, Some(0), limit - 2, 30_000),
+                // After a long silence everything is free again.
+                (600_000, limit, Some(0), 0, 61_000),
+            ],
+        );
+    }
+
+    #[test]
+    fn a_clock_that_steps_back_frees_nothing_and_locks_nobody_out() {
+        for limit in [2, EXACT_MAX + 1] {
+            let window = window(limit, 10 * SECOND);
+            let mut caller = Caller::default();
+            assert_eq!(caller.ask(&window, 3_600 * SECOND, limit).wait, Some(0));
+            let wait = caller.ask(&window, 0, 1).wait.unwrap();
+            assert!((10 * SECOND..=11 * SECOND).contains(&wait), "{wait}");
+            assert_eq!(caller.ask(&window, wait - 1, 1).wait, Some(1));
+            assert_eq!(caller.ask(&window, wait, 1).wait, Some(0));
+        }
+    }
+
+    #[test]
+    fn an_edited_limit_keeps_what_was_used() {
+        let mut caller = Caller::default();
+        let at = |second| second * SECOND;
+        assert_eq!(caller.ask(&window(100, at(60)), at(0), 10).remaining, 90);
+        // Lowered below what is used, raised, made coarser, bucketed, and exact again.
+        assert_eq!(caller.ask(&window(5, at(60)), at(1), 1).wait, Some(at(59)));
+        assert_eq!(caller.ask(&window(20, at(60)), at(2), 1).remaining, 9);
+        assert_eq!(caller.ask(&window(20, at(86_400)), at(3), 1).remaining, 8);
+        assert_eq!(
+            caller
+                .ask(&window(EXACT_MAX + 20, at(86_400)), at(4), 1)
+                .remaining,
+            EXACT_MAX + 7
+        );
+        assert_eq!(caller.ask(&window(20, at(86_400)), at(5), 1).remaining, 6);
+    }
+
+    #[test]
+    fn a_log_that_grows_old_moves_its_base() {
+        // 2^30 ticks of 1 us are 1,074 s: a caller who never pauses passes that many times.
+        let window = window(3, 1_000 * SECOND);
+        let mut caller = Caller::default();
+        for round in 0..30 {
+            let now = round * 400 * SECOND;
+            assert_eq!(caller.ask(&window, now, 1).wait, Some(0), "round {round}");
+        }
+    }
+
+    #[test]
+    fn windows_out_of_range_are_refused() {
+        assert_eq!(SlidingWindow::new(n(1), 999), Err(Unusable::Per));
+        assert_eq!(
+            SlidingWindow::new(n(1), 401 * 86_400 * SECOND),
+            Err(Unusable::Per)
+        );
+        assert_eq!(
+            SlidingWindow::new(n(AMOUNT_MAX + 1), SECOND),
+            Err(Unusable::Amount)
+        );
+    }
+
+    fn units_within(admitted: &[(Micros, u64)], after: i64, until: i64) -> u64 {
+        let within = |&&(time, _): &&(Micros, u64)| (after + 1..=until).contains(&time.cast_signed());
+        admitted.iter().filter(within).map(|&(_, units)| units).sum()
+    }
+
+    proptest! {
+        /// The exact window is its own definition: a request passes if and only if the units admitted within the last
+        /// `per` leave room, and the wait it is told is right to the microsecond.
+        #[test]
+        fn exact_equals_the_definition(
+            limit in 1u64..12,
+            per in 1_000u64..200_000,
+            steps in prop::collection::vec((0u64..60_000, 1u64..4), 1..200),
+        ) {
+            let window = window(limit, per);
+            let mut caller = Caller::default();
+            let mut admitted: Vec<(Micros, u64)> = Vec::new();
+            let mut now: Micros = 0;
+            for (pause, cost) in steps {
+                now += pause;
+                let fits = |at: Micros| {
+                    let until = at.cast_signed();
+                    units_within(&admitted, until - per.cast_signed(), until) + cost <= limit
+                };
+                let standing = caller.ask(&window, now, cost);
+                match standing.wait {
+                    Some(0) => {
+                        prop_assert!(fits(now));
+                        admitted.push((now, cost));
+                    }
+                    Some(wait) => prop_assert!(!fits(now) && !fits(now + wait - 1) && fits(now + wait)),
+                    None => prop_assert!(cost > limit),
+                }
+                let used = units_within(&admitted, now.cast_signed() - per.cast_signed(), now.cast_signed());
+                prop_assert_eq!(standing.remaining, limit - used);
+            }
+        }
+
+        /// The bucketed window never admits more than `limit` in any window, and everything that an exact window longer by
+        /// one bucket would admit.
+        #[test]
+        fn bucketed_is_safe_and_generous(
+            per in 1_000u64..200_000,
+            steps in prop::collection::vec((0u64..20_000, 1u64..6_000), 1..200),
+        ) {
+            let limit = EXACT_MAX + 1;
+            let window = window(limit, per);
+            let mut caller = Caller::default();
+            let mut admitted: Vec<(Micros, u64)> = Vec::new();
+            let mut now: Micros = 0;
+            for (pause, cost) in steps {
+                now += pause;
+                let until = now.cast_signed();
+                let used = |span: Micros| units_within(&admitted, until - span.cast_signed(), until);
+                let (strict, loose) = (used(per), used(per + window.grain()));
+                let standing = caller.ask(&window, now, cost);
+                if standing.wait == Some(0) {
+                    prop_assert!(strict + cost <= limit);
+                    admitted.push((now, cost));
+                } else {
+                    prop_assert!(loose + cost > limit);
+                    let mut later = Caller(caller.0.clone());
+                    prop_assert_eq!(later.ask(&window, now + standing.wait.unwrap(), cost).wait, Some(0));
+                    let mut sooner = Caller(caller.0.clone());
+                    prop_assert_ne!(sooner.ask(&window, now + standing.wait.unwrap() - 1, cost).wait, Some(0));
+                }
+            }
+        }
+
+        /// A coarse tick (long windows) never admits more than the limit, and delays by two ticks at most.
+        #[test]
+        fn coarse_ticks_are_safe(steps in prop::collection::vec(0u64..40_000_000_000, 1..100)) {
+            let per = 400 * 86_400 * SECOND;
+            let window = window(2, per);
+            let mut caller = Caller::default();
+            let mut admitted: Vec<(Micros, u64)> = Vec::new();
+            let mut now: Micros = 0;
+            for pause in steps {
+                now += pause * 500;
+                let until = now.cast_signed();
+                let used = |span: Micros| units_within(&admitted, until - span.cast_signed(), until);
+                let (strict, loose) = (used(per), used(per + 2 * window.grain()));
+                if caller.ask(&window, now, 1).wait == Some(0) {
+                    prop_assert!(strict < 2);
+                    admitted.push((now, 1));
+                } else {
+                    prop_assert!(loose >= 2);
+                }
+            }
+        }
+    }
+}

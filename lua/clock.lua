@@ -1,0 +1,15 @@
+-- Time is Redis's own: read once, so that all limits of a request see the same moment. No gateway's clock has a say.
+-- A point in time is in microseconds since the Unix epoch, about 1.8e15: below 2^53, so a Lua number holds it exactly.
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+
+-- Numbers go to Redis as plain digits: some versions would write 200000000 as 2e+08.
+local function integer(number)
+  return string.format('%.0f', number)
+end
+
+-- Every key ends when nothing in it counts any more. The time is absolute, from the same clock as the decision: a
+-- relative one would be counted from a moment that may lie a little earlier, and a key that ends early forgets.
+local function expire(key, at)
+  redis.call('PEXPIREAT', key, integer(math.ceil(at / 1000) + 1))
+end

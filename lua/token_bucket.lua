@@ -1,0 +1,67 @@
+-- The token bucket of src/limit/algorithm/token_bucket.rs, which has the promise and the units.
+--
+-- 't': version, form, credits that make one unit, level in credits, stamp in microseconds (f64 each).
+
+local BUCKET, BUCKET_BYTE = '>BBddd', string.byte('t')
+
+local token_bucket = {}
+
+function token_bucket.open(key)
+  local bytes = redis.call('GET', key) or ''
+  if form_of(bytes) ~= 't' then
+    return nil
+  end
+  local _, _, unit, level, stamp = struct.unpack(BUCKET, bytes)
+  -- A clock that stepped back: nothing is credited for the step, and refilling goes on from now.
+  return { unit = unit, level = level, stamp = math.min(stamp, now), stepped_back = stamp > now }
+end
+
+local function write_bucket(key, rule, level, stamp)
+  redis.call('SET', key, struct.pack(BUCKET, VERSION, BUCKET_BYTE, rule.unit, level, stamp))
+  expire(key, now + math.ceil((rule.burst * rule.unit - level) / rule.rate))
+end
+
+local function level_now(bucket, rule)
+  local full = rule.burst * rule.unit
+  if not bucket then
+    return full
+  end
+  local level = bucket.level
+  if bucket.unit ~= rule.unit then
+    level = math.floor(level / bucket.unit) * rule.unit
+  end
+  level = math.min(level, full)
+  local elapsed = now - bucket.stamp
+  if elapsed >= math.ceil((full - level) / rule.rate) then
+    return full
+  end
+  return level + elapsed * rule.rate
+end
+
+local function standing(level, rule)
+  local next = 0
+  if level < rule.burst * rule.unit then
+    next = math.ceil((rule.unit - level % rule.unit) / rule.rate)
+  end
+  return math.floor(level / rule.unit), next
+end
+
+-- Returns wait (-1: never), remaining, next.
+function token_bucket.judge(bucket, rule, cost, key)
+  local level = level_now(bucket, rule)
+  if bucket and bucket.stepped_back then
+    write_bucket(key, rule, level, now)
+  end
+  local wait = -1
+  if cost <= rule.burst then
+    wait = math.max(math.ceil((cost * rule.unit - level) / rule.rate), 0)
+  end
+  return wait, standing(level, rule)
+end
+
+-- Returns remaining, next.
+function token_bucket.charge(key, bucket, rule, cost)
+  local level = level_now(bucket, rule) - cost * rule.unit
+  write_bucket(key, rule, level, now)
+  return standing(level, rule)
+end

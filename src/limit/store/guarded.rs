@@ -1,0 +1,80 @@
+//! A store that may fail, with its failures bounded: one deadline for the whole step, a cap on what waits, no queue.
+//!
+//! Nobody else knows that Redis can fail. What a failure means for the request is `on_failure`'s to say, in
+//! [`Limiter`](crate::limit::Limiter).
+
+use std::cell::Cell;
+use std::time::Duration;
+
+use super::{Charge, Decision, RedisStore, Store, StoreError};
+
+/// Requests of one worker that may wait for Redis at the same time. One more does not queue: it is a failure at once.
+const IN_FLIGHT_MAX: usize = 256;
+
+/// After so many timeouts in a row the connection is dropped: a frozen Redis would take thousands of checks into its
+/// socket buffers and execute them all when it wakes.
+const TIMEOUTS_MAX: u32 = 5;
+
+/// Redis within a budget.
+#[derive(Debug)]
+pub struct Guarded {
+    store: RedisStore,
+    budget: Duration,
+    in_flight: Cell<usize>,
+    timeouts: Cell<u32>,
+}
+
+impl Guarded {
+    /// `store`, which may take `budget` for each decision.
+    #[must_use]
+    pub fn new(store: RedisStore, budget: Duration) -> Self {
+        Self {
+            store,
+            budget,
+            in_flight: Cell::new(0),
+            timeouts: Cell::new(0),
+        }
+    }
+
+    fn enter(&self) -> Option<InFlight<'_>> {
+        let now = self.in_flight.get();
+        (now < IN_FLIGHT_MAX).then(|| {
+            self.in_flight.set(now + 1);
+            InFlight(&self.in_flight)
+        })
+    }
+
+    fn count_timeout(&self) {
+        self.timeouts.set(self.timeouts.get() + 1);
+        if self.timeouts.get() >= TIMEOUTS_MAX {
+            self.timeouts.set(0);
+            tracing::warn!(
+                timeouts = TIMEOUTS_MAX,
+                "Redis does not answer; dropping the connection"
+            );
+            self.store.disconnect();
+        }
+    }
+}
+
+impl Store for Guarded {
+    async fn decide(&self, charge: Charge<'_>) -> Result<Decision, StoreError> {
+        let _in_flight = self.enter().ok_or(StoreError::Saturated)?;
+        let answer = tokio::time::timeout(self.budget, self.store.decide(charge)).await;
+        let answer = answer.unwrap_or(Err(StoreError::Timeout));
+        match &answer {
+            Err(StoreError::Timeout) => self.count_timeout(),
+            _ => self.timeouts.set(0),
+        }
+        answer
+    }
+}
+
+/// One request that waits; counted down when it is answered or given up, in whatever way.
+struct InFlight<'a>(&'a Cell<usize>);
+
+impl Drop for InFlight<'_> {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}

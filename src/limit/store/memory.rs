@@ -1,0 +1,248 @@
+//! Counters in this process: nothing to install, shared by all workers, bounded, expiring.
+//!
+//! All limits of a caller live in one entry, and entries are spread over shards by a keyed hash of the caller; so one
+//! lock makes a decision atomic, and callers hardly ever wait for each other.
+//!
+//! Everything has an end. A caller whose limits are all as good as new is forgotten. At `max_callers`, who is not known
+//! yet shares one overflow entry with everybody else who is not: strict, but no attacker can push out a caller that was
+//! denied, nor win a fresh allowance by making the store forget.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::{Charge, Decision, Store, StoreError};
+use crate::clock::{Clock, Micros};
+use crate::limit::algorithm::{self, Limited, State};
+
+/// Shards of the table, each with a lock of its own.
+const SHARDS: usize = 64;
+
+/// A full table looks for expired callers at most so often, in microseconds: the search costs more than a decision.
+const SWEEP_PAUSE: Micros = 100_000;
+
+/// Counters in this process.
+#[derive(Debug)]
+pub struct MemoryStore {
+    clock: Arc<dyn Clock>,
+    hasher: RandomState,
+    shards: Box<[Mutex<Shard>]>,
+    /// What callers share that came when the table was full.
+    overflow: Mutex<Caller>,
+    max_callers: usize,
+    callers: AtomicUsize,
+    overflowed: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    callers: HashMap<Box<str>, Caller>,
+    swept: Micros,
+}
+
+/// All that is kept of one caller.
+#[derive(Debug, Default)]
+struct Caller {
+    /// From when on all of it is as good as nothing.
+    expires: Micros,
+    limits: SmallVec<[(Arc<str>, State); 2]>,
+}
+
+impl MemoryStore {
+    /// An empty store for at most `max_callers` callers, that takes its time from `clock`.
+    #[must_use]
+    pub fn new(max_callers: usize, clock: Arc<dyn Clock>) -> Self {
+        Self {
+            clock,
+            hasher: RandomState::new(),
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            overflow: Mutex::default(),
+            max_callers,
+            callers: AtomicUsize::new(0),
+            overflowed: AtomicU64::new(0),
+        }
+    }
+
+    /// Decides at once: nothing here waits for anybody but a lock held for a few hundred nanoseconds.
+    #[must_use]
+    pub fn decide_now(&self, charge: Charge<'_>) -> Decision {
+        let mut shard = self.shard(charge.caller).lock();
+        // Read behind the lock, so that time never runs backwards between two decisions of a caller.
+        let now = self.clock.now();
+        if let Some(caller) = shard.callers.get_mut(charge.caller) {
+            return caller.decide(charge, now);
+        }
+        if !self.has_room(&mut shard, now) {
+            drop(shard);
+            self.overflowed.fetch_add(1, Ordering::Relaxed);
+            return self.overflow.lock().decide(charge, now);
+        }
+        let mut caller = Caller::default();
+        let decision = caller.decide(charge, now);
+        if decision.allowed && !charge.rules.is_empty() {
+            shard.callers.insert(charge.caller.into(), caller);
+            self.callers.fetch_add(1, Ordering::Relaxed);
+        }
+        decision
+    }
+
+    /// Callers that are held at the moment.
+    #[must_use]
+    pub fn callers(&self) -> usize {
+        self.callers.load(Ordering::Relaxed)
+    }
+
+    /// Decisions that were made on the shared overflow entry, since the start.
+    #[must_use]
+    pub fn overflowed(&self) -> u64 {
+        self.overflowed.load(Ordering::Relaxed)
+    }
+
+    /// Forgets the expired callers of one shard, the `turn`-th in an endless round. Called about once a second, so that
+    /// memory falls back after a rush without anybody ever waiting for the whole table.
+    pub fn sweep(&self, turn: usize) {
+        let now = self.clock.now();
+        let mut shard = self.shards[turn % SHARDS].lock();
+        self.forget_expired(&mut shard, now);
+    }
+
+    fn shard(&self, caller: &str) -> &Mutex<Shard> {
+        // The remainder is below 64, whatever `usize` is.
+        &self.shards[usize::try_from(self.hasher.hash_one(caller) % SHARDS as u64).unwrap_or(0)]
+    }
+
+    fn has_room(&self, shard: &mut Shard, now: Micros) -> bool {
+        let full = || self.callers.load(Ordering::Relaxed) >= self.max_callers;
+        if full() && now.saturating_sub(shard.swept) >= SWEEP_PAUSE {
+            self.forget_expired(shard, now);
+        }
+        !full()
+    }
+
+    fn forget_expired(&self, shard: &mut Shard, now: Micros) {
+        let before = shard.callers.len();
+        shard.swept = now;
+        shard.callers.retain(|_, caller| caller.expires > now);
+        let after = shard.callers.len();
+        self.callers.fetch_sub(before - after, Ordering::Relaxed);
+        if after < shard.callers.capacity() / 4 {
+            shard.callers.shrink_to(after * 2);
+        }
+    }
+}
+
+impl Store for MemoryStore {
+    async fn decide(&self, charge: Charge<'_>) -> Result<Decision, StoreError> {
+        Ok(self.decide_now(charge))
+    }
+}
+
+impl Caller {
+    fn decide(&mut self, charge: Charge<'_>, now: Micros) -> Decision {
+        let mut states: SmallVec<[State; 4]> = charge.rules.iter().map(|rule| self.take(&rule.key)).collect();
+        let mut limits: SmallVec<[Limited<'_>; 4]> = charge
+            .rules
+            .iter()
+            .zip(&mut states)
+            .map(|(rule, state)| Limited::new(&rule.algorithm, state))
+            .collect();
+        algorithm::decide(&mut limits, now, charge.cost);
+        let decision = Decision::from_states(limits.iter().map(|limited| limited.standing).collect());
+        drop(limits);
+        for (rule, state) in charge.rules.iter().zip(states) {
+            self.expires = self
+                .expires
+                .max(now.saturating_add(rule.algorithm.expires_in(&state, now)));
+            self.put(&rule.key, state);
+        }
+        decision
+    }
+
+    fn take(&mut self, key: &str) -> State {
+        self.limits
+            .iter_mut()
+            .find(|(name, _)| &**name == key)
+            .map(|(_, state)| std::mem::take(state))
+            .unwrap_or_default()
+    }
+
+    fn put(&mut self, key: &Arc<str>, state: State) {
+        match self.limits.iter_mut().find(|(name, _)| name == key) {
+            Some((_, place)) => *place = state,
+            None => self.limits.push((Arc::clone(key), state)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU64;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::clock::ManualClock;
+    use crate::limit::algorithm::{Algorithm, SlidingWindow};
+    use crate::limit::{Rule, Scope};
+
+    fn rules(limit: u64) -> [Rule; 1] {
+        let window = SlidingWindow::new(NonZeroU64::new(limit).unwrap(), 1_000_000).unwrap();
+        [Rule::new("second", Scope::Plan, Algorithm::SlidingWindow(window))]
+    }
+
+    fn charge<'a>(caller: &'a str, rules: &'a [Rule]) -> Charge<'a> {
+        Charge {
+            caller,
+            rules,
+            cost: NonZeroU64::MIN,
+        }
+    }
+
+    #[test]
+    fn a_full_table_forgets_nobody_and_strangers_share_one_allowance() {
+        let clock = Arc::new(ManualClock::at(1));
+        let store = MemoryStore::new(2, clock.clone());
+        let rules = rules(2);
+        let ask = |caller| store.decide_now(charge(caller, &rules)).allowed;
+        assert!(ask("a") && ask("a") && ask("b"));
+        // The table is full: c and d share two units, and a stays denied.
+        assert!(ask("c") && ask("d"));
+        assert!(!ask("c") && !ask("e") && !ask("a"));
+        assert!(ask("b"));
+        assert_eq!((store.callers(), store.overflowed()), (2, 4));
+        // Once a and b have expired there is room again.
+        clock.advance(Duration::from_secs(2));
+        (0..SHARDS).for_each(|turn| store.sweep(turn));
+        assert_eq!(store.callers(), 0);
+        assert!(ask("c") && ask("c") && !ask("c"));
+    }
+
+    #[test]
+    fn threads_that_collide_admit_exactly_the_limit() {
+        let store = MemoryStore::new(10, Arc::new(crate::clock::SystemClock::new()));
+        let rules = rules(1_000);
+        // Sixty seconds, so that no unit comes back during the test.
+        let window = SlidingWindow::new(NonZeroU64::new(1_000).unwrap(), 60_000_000).unwrap();
+        let rules = [Rule {
+            algorithm: Algorithm::SlidingWindow(window),
+            ..rules[0].clone()
+        }];
+        let admitted = AtomicUsize::new(0);
+        let barrier = std::sync::Barrier::new(8);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    barrier.wait();
+                    for _ in 0..500 {
+                        let allowed = store.decide_now(charge("same", &rules)).allowed;
+                        admitted.fetch_add(usize::from(allowed), Ordering::Relaxed);
+                    }
+                });
+            }
+        });
+        assert_eq!(admitted.into_inner(), 1_000);
+    }
+}

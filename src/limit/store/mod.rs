@@ -1,0 +1,54 @@
+//! Where counters live. One trait with one verb, and one contract test suite that every store passes.
+
+mod guarded;
+mod memory;
+mod redis;
+
+use std::future::Future;
+use std::num::NonZeroU64;
+
+pub use guarded::Guarded;
+pub use memory::MemoryStore;
+pub use redis::{OpenError, RedisStore, Topology};
+
+use super::decision::Decision;
+use super::rule::Rule;
+
+/// One request, as a store sees it.
+#[derive(Debug, Clone, Copy)]
+pub struct Charge<'a> {
+    /// The caller's part of the key, already encoded.
+    pub caller: &'a str,
+    /// Every limit that applies.
+    pub rules: &'a [Rule],
+    /// Units the request takes from each.
+    pub cost: NonZeroU64,
+}
+
+/// Decides a request against all its limits in one atomic step.
+///
+/// The whole request is one verb, so there is no room for a look first and a charge later.
+pub trait Store {
+    /// Charges every limit, or none of them if any refuses.
+    fn decide(&self, charge: Charge<'_>) -> impl Future<Output = Result<Decision, StoreError>>;
+}
+
+/// Why a store could not answer. What then happens to the request is `on_failure`'s to say.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    /// The budget ran out.
+    #[error("the store did not answer within the budget")]
+    Timeout,
+    /// Too many requests were waiting for the store already.
+    #[error("too many requests are waiting for the store")]
+    Saturated,
+    /// There is no connection to the store at the moment.
+    #[error("there is no connection to the store")]
+    Disconnected,
+    /// The store answered with an error.
+    #[error("the store refused: {0}")]
+    Refused(String),
+    /// The store answered something that is not a decision.
+    #[error("the store's answer makes no sense: {0}")]
+    Nonsense(&'static str),
+}

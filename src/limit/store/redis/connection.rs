@@ -1,0 +1,246 @@
+//! One multiplexed connection for each worker, opened in the background and let go of when it is of no use.
+//!
+//! The client library's own reconnecting is not used: it makes every caller wait for it, for seconds (see the module's
+//! tests). Here a request waits for a connection only while an attempt is younger than its patience; while Redis stays
+//! away, it is told so at once.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use ::redis::aio::{ConnectionLike, MultiplexedConnection};
+use ::redis::cluster::{ClusterClient, ClusterClientBuilder};
+use ::redis::cluster_async::ClusterConnection;
+use ::redis::io::tcp::TcpSettings;
+use ::redis::{
+    AsyncConnectionConfig, Client, Cmd, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError,
+    ServerErrorKind, Value,
+};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::StoreError;
+use crate::clock;
+
+/// How long one attempt to connect may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// The pause after the first failed attempt; doubles up to [`PAUSE_MAX`].
+const PAUSE_MIN: Duration = Duration::from_millis(50);
+
+/// The longest pause between attempts: how late a returned Redis is noticed at most.
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+
+/// A peer that acknowledges nothing for so long is gone, even if nobody said so.
+const USER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How Redis nodes form one store.
+#[derive(Debug, Clone)]
+pub enum Topology {
+    /// One server, by URL.
+    Standalone(String),
+    /// A cluster, by the URLs of some of its nodes.
+    Cluster(Vec<String>),
+}
+
+/// Why a topology cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("the address of Redis cannot be used: {0}")]
+pub struct OpenError(String);
+
+impl From<RedisError> for OpenError {
+    fn from(error: RedisError) -> Self {
+        // The category only: the detail may repeat the URL, and so its password.
+        Self(error.category().to_owned())
+    }
+}
+
+/// What opens a connection.
+enum Opener {
+    Standalone(Client),
+    Cluster(Box<ClusterClient>),
+}
+
+impl Opener {
+    fn new(topology: Topology, patience: Duration) -> Result<Self, OpenError> {
+        match topology {
+            Topology::Standalone(url) => Ok(Self::Standalone(Client::open(settings(&url)?)?)),
+            Topology::Cluster(urls) => {
+                let nodes = urls
+                    .iter()
+                    .map(|url| settings(url))
+                    .collect::<Result<Vec<_>, _>>()?;
+                // The library's defaults wait 1.3 s before a retry and for ever for an answer.
+                let client = ClusterClientBuilder::new(nodes)
+                    .retries(2)
+                    .min_retry_wait(1)
+                    .max_retry_wait(5)
+                    .connection_timeout(CONNECT_TIMEOUT)
+                    .response_timeout(patience)
+                    .overall_response_timeout(Some(patience))
+                    .tcp_settings(tcp())
+                    .build()?;
+                Ok(Self::Cluster(Box::new(client)))
+            }
+        }
+    }
+
+    async fn open(&self) -> Result<Link, RedisError> {
+        match self {
+            Self::Standalone(client) => {
+                let config = AsyncConnectionConfig::new()
+                    .set_connection_timeout(Some(CONNECT_TIMEOUT))
+                    // The deadline is the caller's: one around the whole step, not one for each answer.
+                    .set_response_timeout(None);
+                client
+                    .get_multiplexed_async_connection_with_config(&config)
+                    .await
+                    .map(Link::Standalone)
+            }
+            Self::Cluster(client) => client
+                .get_async_connection()
+                .await
+                .map(|link| Link::Cluster(Box::new(link))),
+        }
+    }
+}
+
+fn tcp() -> TcpSettings {
+    TcpSettings::default()
+        .set_nodelay(true)
+        .set_user_timeout(USER_TIMEOUT)
+}
+
+fn settings(url: &str) -> Result<ConnectionInfo, OpenError> {
+    Ok(url.into_connection_info()?.set_tcp_settings(tcp()))
+}
+
+/// An open connection. Cloning it gives another handle on the same one.
+#[derive(Clone)]
+pub(super) enum Link {
+    Standalone(MultiplexedConnection),
+    Cluster(Box<ClusterConnection>),
+}
+
+impl Link {
+    /// Sends one command and waits for its answer, for ever if need be: the deadline is the caller's.
+    pub(super) async fn ask(&mut self, command: &Cmd) -> Result<Value, RedisError> {
+        let answer = match self {
+            Self::Standalone(link) => link.req_packed_command(command).await,
+            Self::Cluster(link) => link.req_packed_command(command).await,
+        };
+        answer.and_then(Value::extract_error)
+    }
+}
+
+/// Whether the connection behind an error is of no further use: broken, or to a node that no longer takes writes.
+pub(super) fn is_beyond_repair(error: &RedisError) -> bool {
+    error.is_connection_dropped()
+        || error.is_unrecoverable_error()
+        || error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
+}
+
+/// Where a worker's connection stands.
+#[derive(Clone)]
+enum Status {
+    /// An attempt is under way, since then.
+    Opening(Instant),
+    Ready(Link),
+    /// The last attempt failed, and the next one will come by itself.
+    Away,
+}
+
+/// A worker's connection.
+pub(super) struct Connection {
+    opener: Rc<Opener>,
+    status: watch::Sender<Status>,
+    /// The task that opens; ended with the connection. `None` before the first request.
+    opening: RefCell<Option<JoinHandle<()>>>,
+    patience: Duration,
+}
+
+impl Connection {
+    pub(super) fn new(topology: Topology, patience: Duration) -> Result<Self, OpenError> {
+        let opener = Rc::new(Opener::new(topology, patience)?);
+        let status = watch::Sender::new(Status::Away);
+        Ok(Self {
+            opener,
+            status,
+            opening: RefCell::new(None),
+            patience,
+        })
+    }
+
+    /// A handle on the open connection.
+    pub(super) async fn link(&self) -> Result<Link, StoreError> {
+        if self.opening.borrow().is_none() {
+            self.start_opening();
+        }
+        let mut watcher = self.status.subscribe();
+        loop {
+            match &*watcher.borrow_and_update() {
+                Status::Ready(link) => return Ok(link.clone()),
+                Status::Opening(since) if since.elapsed() <= self.patience => {}
+                Status::Opening(_) | Status::Away => return Err(StoreError::Disconnected),
+            }
+            watcher.changed().await.map_err(|_| StoreError::Disconnected)?;
+        }
+    }
+
+    /// Lets go of the open connection and begins to open another, unless that is under way already.
+    pub(super) fn drop_link(&self) {
+        if matches!(&*self.status.borrow(), Status::Ready(_)) {
+            self.start_opening();
+        }
+    }
+
+    fn start_opening(&self) {
+        self.status.send_replace(Status::Opening(clock::instant()));
+        let task =
+            tokio::task::spawn_local(open_until_it_works(Rc::clone(&self.opener), self.status.clone()));
+        if let Some(previous) = self.opening.replace(Some(task)) {
+            previous.abort();
+        }
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if let Some(task) = self.opening.take() {
+            task.abort();
+        }
+    }
+}
+
+impl std::fmt::Debug for Connection {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Nothing of the address: it may hold a password.
+        f.debug_struct("Connection").finish_non_exhaustive()
+    }
+}
+
+async fn open_until_it_works(opener: Rc<Opener>, status: watch::Sender<Status>) {
+    let mut pause = PAUSE_MIN;
+    loop {
+        let attempt = tokio::time::timeout(CONNECT_TIMEOUT * 2, opener.open()).await;
+        match attempt {
+            Ok(Ok(link)) => {
+                tracing::info!("connected to Redis");
+                status.send_replace(Status::Ready(link));
+                return;
+            }
+            Ok(Err(error)) => report(&status, error.category()),
+            Err(_) => report(&status, "no answer"),
+        }
+        status.send_replace(Status::Away);
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+/// Says that Redis is away once, not at every attempt.
+fn report(status: &watch::Sender<Status>, reason: &str) {
+    if matches!(&*status.borrow(), Status::Opening(_)) {
+        tracing::warn!(reason, "cannot connect to Redis; trying on in the background");
+    }
+}

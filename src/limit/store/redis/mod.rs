@@ -1,0 +1,169 @@
+//! Counters in Redis, shared by all gateways. The only room that names the `redis` crate.
+//!
+//! One script call decides all limits of a request (`lua/README.md`). Nothing here waits longer than its caller allows:
+//! [`Guarded`](super::Guarded) puts one deadline around the whole step, connecting and healing included.
+
+mod connection;
+mod script;
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use ::redis::{Cmd, RedisError, Value};
+use smallvec::SmallVec;
+
+use connection::{Connection, Link};
+pub use connection::{OpenError, Topology};
+use script::Script;
+
+use super::{Charge, Decision, Store, StoreError};
+use crate::limit::algorithm::{Algorithm, Standing};
+use crate::limit::{Rule, States};
+
+/// Counters in Redis. One for each worker thread: its connection is multiplexed, and no request crosses threads.
+#[derive(Debug)]
+pub struct RedisStore {
+    connection: Connection,
+    script: Rc<Script>,
+    prefix: Box<str>,
+}
+
+impl RedisStore {
+    /// A store over `topology`; keys begin with `prefix`. Connecting begins with the first request and goes on in the
+    /// background: a Redis that is away does not keep a gateway from starting.
+    ///
+    /// # Errors
+    /// When the topology's addresses cannot be understood.
+    pub fn new(topology: Topology, prefix: &str, patience: Duration) -> Result<Self, OpenError> {
+        let connection = Connection::new(topology, patience)?;
+        Ok(Self {
+            connection,
+            script: Rc::new(Script::new()),
+            prefix: prefix.into(),
+        })
+    }
+
+    /// Lets go of the connection, so that nothing more is buffered for a Redis that does not answer.
+    pub fn disconnect(&self) {
+        self.connection.drop_link();
+    }
+
+    /// `{prefix}:{<caller>}:<scope>:<limit>`. The braces are the hash tag: all counters of a caller share a slot.
+    fn key(&self, caller: &str, rule: &Rule) -> String {
+        let mut key = String::with_capacity(self.prefix.len() + caller.len() + rule.key.len() + 4);
+        for part in [&self.prefix, ":{", caller, "}:", &rule.key] {
+            key.push_str(part);
+        }
+        key
+    }
+
+    /// The command behind `EVALSHA <sha>` or `EVAL <source>`.
+    fn call(&self, mut command: Cmd, charge: Charge<'_>) -> Cmd {
+        command.arg(charge.rules.len());
+        for rule in charge.rules {
+            command.arg(self.key(charge.caller, rule));
+        }
+        command.arg(charge.cost.get());
+        for rule in charge.rules {
+            arguments(&rule.algorithm, &mut command);
+        }
+        command
+    }
+
+    async fn run(&self, link: &mut Link, charge: Charge<'_>) -> Result<Value, RedisError> {
+        let by_hash = self.call(self.script.by_hash(), charge);
+        match link.ask(&by_hash).await {
+            // The script cache is volatile: a restart, a failover or SCRIPT FLUSH empties it. The source heals it in the
+            // same request, on the node that lacks it.
+            Err(error) if script::is_missing(&error) => {
+                let by_source = self.call(self.script.by_source(), charge);
+                link.ask(&by_source).await
+            }
+            answer => answer,
+        }
+    }
+}
+
+impl Store for RedisStore {
+    async fn decide(&self, charge: Charge<'_>) -> Result<Decision, StoreError> {
+        let mut link = self.connection.link().await?;
+        match self.run(&mut link, charge).await {
+            Ok(value) => decision(&value, charge.rules.len()),
+            Err(error) => {
+                if connection::is_beyond_repair(&error) {
+                    self.connection.drop_link();
+                }
+                Err(store_error(&error))
+            }
+        }
+    }
+}
+
+/// Five fields for each limit; `lua/README.md` names them.
+fn arguments(algorithm: &Algorithm, command: &mut Cmd) {
+    match algorithm {
+        Algorithm::SlidingWindow(window) => command
+            .arg(if window.is_exact() { "w" } else { "b" })
+            .arg(window.limit().get())
+            .arg(window.grain())
+            .arg(window.ticks())
+            .arg(window.per()),
+        Algorithm::TokenBucket(bucket) => command
+            .arg("t")
+            .arg(bucket.burst().get())
+            .arg(bucket.unit())
+            .arg(bucket.rate())
+            .arg(0),
+    };
+}
+
+/// Reads `{ now, wait, remaining, next, ... }`.
+fn decision(value: &Value, limits: usize) -> Result<Decision, StoreError> {
+    let Value::Array(items) = value else {
+        return Err(StoreError::Nonsense("not a list"));
+    };
+    if items.len() != 1 + 3 * limits {
+        return Err(StoreError::Nonsense("a list of the wrong length"));
+    }
+    let numbers: SmallVec<[i64; 16]> = items[1..]
+        .iter()
+        .map(|item| match item {
+            Value::Int(number) => Ok(*number),
+            _ => Err(StoreError::Nonsense("not a whole number")),
+        })
+        .collect::<Result<_, _>>()?;
+    let states: Option<States> = numbers
+        .chunks_exact(3)
+        .map(|state| standing(state[0], state[1], state[2]))
+        .collect();
+    states
+        .map(Decision::from_states)
+        .ok_or(StoreError::Nonsense("a negative number"))
+}
+
+fn standing(wait: i64, remaining: i64, next: i64) -> Option<Standing> {
+    let wait = if wait == -1 {
+        None
+    } else {
+        Some(u64::try_from(wait).ok()?)
+    };
+    Some(Standing {
+        wait,
+        remaining: u64::try_from(remaining).ok()?,
+        next: u64::try_from(next).ok()?,
+    })
+}
+
+/// The error without the server's words behind the code: they may hold a key, and so a caller.
+fn store_error(error: &RedisError) -> StoreError {
+    if error.is_timeout() {
+        StoreError::Timeout
+    } else if error.is_io_error() || error.is_connection_dropped() {
+        StoreError::Disconnected
+    } else {
+        StoreError::Refused(error.code().unwrap_or("no code").to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests;

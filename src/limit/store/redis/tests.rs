@@ -1,0 +1,210 @@
+//! Lua in a real Redis and Rust in memory give the same answers to the same random trace, step by step.
+
+use std::num::NonZeroU64;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::clock::{ManualClock, Micros};
+use crate::limit::algorithm::{EXACT_MAX, SlidingWindow, TokenBucket};
+use crate::limit::store::MemoryStore;
+use crate::limit::{Rule, Scope};
+
+/// A redis-server of the test's own, on a socket in a directory of its own.
+struct Server {
+    process: Child,
+    directory: tempfile::TempDir,
+}
+
+impl Server {
+    fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let process = Command::new("redis-server")
+            .args(["--port", "0", "--save", "", "--unixsocket"])
+            .arg(directory.path().join("redis.sock"))
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("redis-server is needed for the tests: ./test installs it");
+        Self { process, directory }
+    }
+
+    fn connect(&self) -> ::redis::Connection {
+        let url = format!(
+            "redis+unix://{}",
+            self.directory.path().join("redis.sock").display()
+        );
+        let client = ::redis::Client::open(url).unwrap();
+        let deadline = crate::clock::instant() + Duration::from_secs(10);
+        loop {
+            match client.get_connection() {
+                Ok(connection) => return connection,
+                Err(error) => assert!(crate::clock::instant() < deadline, "{error}"),
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+}
+
+/// The Lua script on a clock that the test moves.
+struct Lua {
+    connection: ::redis::Connection,
+    store: RedisStore,
+}
+
+impl Lua {
+    fn new(server: &Server) -> Self {
+        let topology = Topology::Standalone("redis://127.0.0.1:1".to_owned());
+        let mut store = RedisStore::new(topology, "test", Duration::ZERO).unwrap();
+        store.script = Rc::new(Script::for_tests());
+        Self {
+            connection: server.connect(),
+            store,
+        }
+    }
+
+    fn decide(&mut self, charge: Charge<'_>, now: Micros) -> Decision {
+        let mut command = self.store.call(self.store.script.by_source(), charge);
+        command.arg(now);
+        let value: Value = command.query(&mut self.connection).unwrap();
+        decision(&value, charge.rules.len()).unwrap()
+    }
+}
+
+fn n(value: u64) -> NonZeroU64 {
+    NonZeroU64::new(value).unwrap()
+}
+
+fn window(name: &str, limit: u64, per: Micros) -> Rule {
+    Rule::new(
+        name,
+        Scope::Plan,
+        Algorithm::SlidingWindow(SlidingWindow::new(n(limit), per).unwrap()),
+    )
+}
+
+fn bucket(name: &str, limit: u64, per: Micros, burst: u64) -> Rule {
+    Rule::new(
+        name,
+        Scope::Plan,
+        Algorithm::TokenBucket(TokenBucket::new(n(limit), per, n(burst)).unwrap()),
+    )
+}
+
+const SECOND: Micros = 1_000_000;
+
+/// The tables of limits that a trace switches between, as a reload would.
+fn tables() -> Vec<Vec<Rule>> {
+    let day = 86_400 * SECOND;
+    vec![
+        vec![window("a", 3, SECOND)],
+        vec![window("a", 20, 10 * SECOND), bucket("b", 5, SECOND, 10)],
+        vec![bucket("b", 7, 3 * SECOND, 4), window("a", 100, 10 * SECOND)],
+        vec![
+            window("a", EXACT_MAX + 50, 10 * SECOND),
+            window("c", 40, day),
+            bucket("b", 5, SECOND, 30),
+        ],
+        vec![window("a", 30, day), window("c", EXACT_MAX + 1, 60 * SECOND)],
+        vec![window("c", 200, 60 * SECOND), window("d", 1, 400 * day)],
+    ]
+}
+
+#[derive(Debug, Clone)]
+enum Step {
+    Ask { pause: i64, cost: u64 },
+    Edit(usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let pause = prop_oneof![
+        30 => 0i64..1_000,
+        30 => 0i64..2_000_000,
+        6 => 0i64..120_000_000,
+        2 => 0i64..200_000_000_000,
+        2 => -90_000_000i64..0,
+        1 => Just(-4_000_000_000i64),
+    ];
+    let cost = prop_oneof![8 => Just(1u64), 3 => 1u64..12, 1 => 1u64..10_100];
+    prop_oneof![
+        25 => (pause, cost).prop_map(|(pause, cost)| Step::Ask { pause, cost }),
+        1 => (0usize..6).prop_map(Step::Edit),
+    ]
+}
+
+#[test]
+fn lua_and_rust_agree_on_random_traces() {
+    let server = Server::start();
+    let lua = std::cell::RefCell::new(Lua::new(&server));
+    let tables = tables();
+    let mut config = ProptestConfig::with_cases(200);
+    config.failure_persistence = None;
+    let traces = (0usize..6, prop::collection::vec(step(), 1..150));
+    proptest!(config, |((first, trace) in traces)| {
+        let mut lua = lua.borrow_mut();
+        ::redis::cmd("FLUSHALL").exec(&mut lua.connection).unwrap();
+        let mut now: i64 = 1_764_000_000_000_000;
+        let clock = Arc::new(ManualClock::at(now.cast_unsigned()));
+        let memory = MemoryStore::new(10, clock.clone());
+        let mut rules = &tables[first];
+        for (index, step) in trace.iter().enumerate() {
+            match step {
+                Step::Edit(table) => rules = &tables[*table],
+                Step::Ask { pause, cost } => {
+                    now += pause;
+                    clock.set(now.cast_unsigned());
+                    let charge = Charge { caller: "acct.a", rules, cost: n(*cost) };
+                    let (expected, got) = (memory.decide_now(charge), lua.decide(charge, now.cast_unsigned()));
+                    prop_assert_eq!(expected, got, "step {} {:?}", index, step);
+                }
+            }
+        }
+    });
+}
+
+/// A ring whose oldest entries wrap around its end, grows and shrinks, at the largest exact limit.
+#[test]
+fn lua_and_rust_agree_on_a_long_busy_ring() {
+    let server = Server::start();
+    let mut lua = Lua::new(&server);
+    let clock = Arc::new(ManualClock::at(1_764_000_000_000_000));
+    let memory = MemoryStore::new(10, clock.clone());
+    let rules = [window("a", EXACT_MAX, 10 * SECOND)];
+    for step in 0..4_000u64 {
+        clock.advance(Duration::from_micros(1 + step * 7_919 % 30_000));
+        let charge = Charge {
+            caller: "acct.a",
+            rules: &rules,
+            cost: n(1 + step % 9),
+        };
+        let now = crate::clock::Clock::now(&*clock);
+        assert_eq!(memory.decide_now(charge), lua.decide(charge, now), "step {step}");
+    }
+}
+
+#[test]
+fn nonsense_is_a_store_failure_and_never_a_decision() {
+    let list = |items: &[i64]| Value::Array(items.iter().copied().map(Value::Int).collect());
+    assert!(decision(&list(&[1, 0, 5, 9]), 1).is_ok());
+    for nonsense in [
+        Value::Nil,
+        Value::Okay,
+        list(&[1, 0, 5]),
+        list(&[1, -2, 5, 9]),
+        list(&[1, 0, -1, 0]),
+    ] {
+        assert!(
+            matches!(decision(&nonsense, 1), Err(StoreError::Nonsense(_))),
+            "{nonsense:?}"
+        );
+    }
+}
