@@ -151,7 +151,8 @@ local function history_of(form, log, per)
   local history = {}
   local function remember(at, units)
     if units > 0 and at + per > now then
-      history[#history + 1] = { at, units }
+      -- Rounded up to a tick, the time of an admission may lie a little ahead; it was not after now.
+      history[#history + 1] = { math.min(at, now), units }
     end
   end
   if form == 'w' then

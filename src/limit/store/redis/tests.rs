@@ -121,7 +121,14 @@ fn tables() -> Vec<Vec<Rule>> {
 
 #[derive(Debug, Clone)]
 enum Step {
-    Ask { pause: i64, cost: u64 },
+    Ask {
+        pause: i64,
+        cost: u64,
+    },
+    /// The same request again, so many microseconds after the moment it was told to come back.
+    ComeBack {
+        late: i64,
+    },
     Edit(usize),
 }
 
@@ -129,6 +136,7 @@ fn step() -> impl Strategy<Value = Step> {
     let pause = prop_oneof![
         30 => 0i64..1_000,
         30 => 0i64..2_000_000,
+        20 => (0i64..40).prop_map(|quarters| quarters * 250_000),
         6 => 0i64..120_000_000,
         2 => 0i64..200_000_000_000,
         2 => -90_000_000i64..0,
@@ -137,6 +145,7 @@ fn step() -> impl Strategy<Value = Step> {
     let cost = prop_oneof![8 => Just(1u64), 3 => 1u64..12, 1 => 1u64..10_100];
     prop_oneof![
         25 => (pause, cost).prop_map(|(pause, cost)| Step::Ask { pause, cost }),
+        8 => (-1i64..2).prop_map(|late| Step::ComeBack { late }),
         1 => (0usize..6).prop_map(Step::Edit),
     ]
 }
@@ -156,17 +165,22 @@ fn lua_and_rust_agree_on_random_traces() {
         let clock = Arc::new(ManualClock::at(now.cast_unsigned()));
         let memory = MemoryStore::new(10, clock.clone());
         let mut rules = &tables[first];
+        let (mut wait, mut last_cost) = (0, 1);
         for (index, step) in trace.iter().enumerate() {
-            match step {
-                Step::Edit(table) => rules = &tables[*table],
-                Step::Ask { pause, cost } => {
-                    now += pause;
-                    clock.set(now.cast_unsigned());
-                    let charge = Charge { caller: "acct.a", rules, cost: n(*cost) };
-                    let (expected, got) = (memory.decide_now(charge), lua.decide(charge, now.cast_unsigned()));
-                    prop_assert_eq!(expected, got, "step {} {:?}", index, step);
+            let (pause, cost) = match step {
+                Step::Ask { pause, cost } => (*pause, *cost),
+                Step::ComeBack { late } => (wait + late, last_cost),
+                Step::Edit(table) => {
+                    rules = &tables[*table];
+                    continue;
                 }
-            }
+            };
+            now += pause;
+            clock.set(now.cast_unsigned());
+            let charge = Charge { caller: "acct.a", rules, cost: n(cost) };
+            let (expected, got) = (memory.decide_now(charge), lua.decide(charge, now.cast_unsigned()));
+            prop_assert_eq!(&expected, &got, "step {} {:?}", index, step);
+            (wait, last_cost) = (expected.wait().map_or(0, Micros::cast_signed), cost);
         }
     });
 }
@@ -180,7 +194,7 @@ fn lua_and_rust_agree_on_a_long_busy_ring() {
     let memory = MemoryStore::new(10, clock.clone());
     let rules = [window("a", EXACT_MAX, 10 * SECOND)];
     for step in 0..4_000u64 {
-        clock.advance(Duration::from_micros(1 + step * 7_919 % 30_000));
+        clock.advance(Duration::from_millis(1 + step * 7 % 30));
         let charge = Charge {
             caller: "acct.a",
             rules: &rules,
