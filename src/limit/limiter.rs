@@ -18,27 +18,25 @@ pub struct Limiter {
 
 /// The permission to forward one request. Only [`Limiter::admit`] gives one, and forwarding takes one.
 #[derive(Debug)]
+#[must_use = "a permission that is not used lets nothing through"]
 pub struct Pass {
-    ruling: Ruling,
+    _only_the_limiter_makes_one: (),
 }
 
-/// Why a request may not pass.
-#[derive(Debug)]
-pub enum Denied {
-    /// A limit refuses it.
-    ByLimit(Ruling),
-    /// The store cannot answer, and `on_failure` is `deny`.
-    StoreAway(Ruling),
+impl Pass {
+    pub(crate) fn granted() -> Self {
+        Self { _only_the_limiter_makes_one: () }
+    }
 }
 
-/// What was decided, by whom, and what it cost to ask.
+/// What was decided, by whom, and what it took to ask.
 #[derive(Debug)]
 pub struct Ruling {
-    /// The state of every limit; `None` when nobody counted.
+    /// The state of every limit; `None` when nobody counted: no limits, or no store.
     pub decision: Option<Decision>,
     /// Who decided.
     pub source: Source,
-    /// How long Redis was asked, and how it failed if it did; `None` when it was not asked.
+    /// The question to Redis; `None` when it was not asked.
     pub asked: Option<Asked>,
 }
 
@@ -51,14 +49,6 @@ pub struct Asked {
     pub error: Option<StoreError>,
 }
 
-impl Pass {
-    /// What was decided.
-    #[must_use]
-    pub fn ruling(&self) -> &Ruling {
-        &self.ruling
-    }
-}
-
 impl Limiter {
     /// A limiter on the memory store.
     #[must_use]
@@ -69,71 +59,41 @@ impl Limiter {
     /// A limiter on Redis, with `memory` to count in while Redis cannot.
     #[must_use]
     pub fn on_redis(redis: Guarded, memory: Arc<MemoryStore>) -> Self {
-        Self {
-            memory,
-            redis: Some(redis),
-        }
+        Self { memory, redis: Some(redis) }
     }
 
-    /// Charges every limit of the request, or none.
-    ///
-    /// # Errors
-    /// The refusal, if a limit refuses, or if the store is away and `on_failure` is `deny`.
-    pub async fn admit(&self, charge: Charge<'_>, on_failure: OnFailure) -> Result<Pass, Denied> {
+    /// Charges every limit of the request, or none. Without a [`Pass`] a limit refuses, as the decision says; or, where
+    /// there is no decision, the store is away and `on_failure` is `deny`.
+    pub async fn admit(&self, charge: Charge<'_>, on_failure: OnFailure) -> (Ruling, Option<Pass>) {
         if charge.rules.is_empty() {
-            return Ok(Pass {
-                ruling: Ruling {
-                    decision: None,
-                    source: Source::None,
-                    asked: None,
-                },
-            });
+            return (uncounted(None), Some(Pass::granted()));
         }
         let Some(redis) = &self.redis else {
-            return rule(self.memory.decide_now(charge), Source::Store, None);
+            return counted(self.memory.decide_now(charge), Source::Store, None);
         };
         let started = clock::instant();
         let answer = redis.decide(charge).await;
         let took = started.elapsed();
         match answer {
-            Ok(decision) => rule(decision, Source::Store, Some(Asked { took, error: None })),
-            Err(error) => self.without_store(
-                charge,
-                on_failure,
-                Asked {
-                    took,
-                    error: Some(error),
-                },
-            ),
+            Ok(decision) => counted(decision, Source::Store, Some(Asked { took, error: None })),
+            Err(error) => self.without_store(charge, on_failure, Asked { took, error: Some(error) }),
         }
     }
 
-    fn without_store(&self, charge: Charge<'_>, on_failure: OnFailure, asked: Asked) -> Result<Pass, Denied> {
-        let uncounted = |asked| Ruling {
-            decision: None,
-            source: Source::None,
-            asked: Some(asked),
-        };
+    fn without_store(&self, charge: Charge<'_>, on_failure: OnFailure, asked: Asked) -> (Ruling, Option<Pass>) {
         match on_failure {
-            OnFailure::Local => rule(self.memory.decide_now(charge), Source::Local, Some(asked)),
-            OnFailure::Allow => Ok(Pass {
-                ruling: uncounted(asked),
-            }),
-            OnFailure::Deny => Err(Denied::StoreAway(uncounted(asked))),
+            OnFailure::Local => counted(self.memory.decide_now(charge), Source::Local, Some(asked)),
+            OnFailure::Allow => (uncounted(Some(asked)), Some(Pass::granted())),
+            OnFailure::Deny => (uncounted(Some(asked)), None),
         }
     }
 }
 
-fn rule(decision: Decision, source: Source, asked: Option<Asked>) -> Result<Pass, Denied> {
-    let allowed = decision.allowed;
-    let ruling = Ruling {
-        decision: Some(decision),
-        source,
-        asked,
-    };
-    if allowed {
-        Ok(Pass { ruling })
-    } else {
-        Err(Denied::ByLimit(ruling))
-    }
+fn counted(decision: Decision, source: Source, asked: Option<Asked>) -> (Ruling, Option<Pass>) {
+    let pass = decision.allowed.then(Pass::granted);
+    (Ruling { decision: Some(decision), source, asked }, pass)
+}
+
+fn uncounted(asked: Option<Asked>) -> Ruling {
+    Ruling { decision: None, source: Source::None, asked }
 }

@@ -11,5 +11,5 @@ mod rule;
 pub mod store;
 
 pub use decision::{Decision, Source, States};
-pub use limiter::{Asked, Denied, Limiter, Pass, Ruling};
+pub use limiter::{Asked, Limiter, Pass, Ruling};
 pub use rule::{OnFailure, Rule, Scope};

@@ -1,13 +1,14 @@
 //! The immutable snapshot that one request sees from start to end, and that a reload swaps.
 
 use std::collections::HashMap;
-use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use super::route::{Route, RouteTable};
-use crate::identify::{ClientAddresses, CredentialSource, KeyTable};
-use crate::inbound::PathRules;
-use crate::limit::{OnFailure, Rule};
+use actix_web::http::header::HeaderValue;
+
+use super::route::{Conflict, Missing, Route, RouteTable};
+use crate::identify::{ClientAddresses, CredentialSource, Identity, KeyTable};
+use crate::inbound::{Inbound, PathRules};
+use crate::limit::{OnFailure, Rule, headers};
 
 /// A row of the tier table: what its callers may do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,8 +53,79 @@ pub struct Offer {
     pub route: Arc<Route>,
     /// All limits that apply, the plan's own first.
     pub rules: Arc<[Rule]>,
-    /// Units one request takes from each.
-    pub cost: NonZeroU64,
     /// What to do when the store cannot answer.
     pub on_failure: OnFailure,
+    /// The `RateLimit-Policy` field; `None` without limits.
+    pub policy_field: Option<HeaderValue>,
+}
+
+/// Why a policy cannot be built.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Unbuildable(#[from] Conflict);
+
+/// Everything that decides requests, at one moment. Never changes; a reload makes another.
+#[derive(Debug)]
+pub struct Policy {
+    /// Which route a request takes.
+    pub routes: RouteTable,
+    /// Who is calling.
+    pub identity: Identity,
+    /// What a path may contain.
+    pub path_rules: PathRules,
+    plans: HashMap<Arc<str>, usize>,
+    /// By plan, then by route; `None` where the plan does not include the route.
+    offers: Vec<Option<Arc<Offer>>>,
+}
+
+impl Policy {
+    /// The policy of these parts.
+    ///
+    /// # Errors
+    /// When two routes would claim the same request.
+    pub fn new(parts: PolicyParts) -> Result<Self, Unbuildable> {
+        let routes = RouteTable::new(parts.routes)?;
+        let offer = |(plan, route)| offer(plan, route, parts.on_failure);
+        let offers = parts
+            .plans
+            .iter()
+            .flat_map(|plan| routes.routes().iter().map(move |route| (plan, route)))
+            .map(offer)
+            .collect();
+        let plans = parts.plans.iter().enumerate().map(|(index, plan)| (Arc::clone(&plan.name), index)).collect();
+        let identity = Identity::new(parts.credentials, parts.keys, parts.anonymous, parts.client_addresses);
+        Ok(Self { routes, identity, path_rules: parts.path_rules, plans, offers })
+    }
+
+    /// The route of a request, and its position in the table.
+    ///
+    /// # Errors
+    /// When no route matches, or none with this method.
+    pub fn route(&self, inbound: &Inbound<'_>) -> Result<(usize, &Arc<Route>), Missing> {
+        let position = self.routes.position(inbound.method, &inbound.path)?;
+        Ok((position, &self.routes.routes()[position]))
+    }
+
+    /// What `plan` says about the route at `position` of the table; `None` if it does not include the route.
+    #[must_use]
+    pub fn offer(&self, plan: &str, position: usize) -> Option<&Arc<Offer>> {
+        let plan = self.plans.get(plan)?;
+        self.offers.get(plan * self.routes.routes().len() + position)?.as_ref()
+    }
+}
+
+fn offer(plan: &Plan, route: &Arc<Route>, fallback: OnFailure) -> Option<Arc<Offer>> {
+    if route.plans.as_ref().is_some_and(|plans| !plans.contains(&plan.name)) {
+        return None;
+    }
+    let own = plan.routes.get(&route.name).into_iter().flatten();
+    let rules: Arc<[Rule]> = plan.limits.iter().chain(own).cloned().collect();
+    let policy_field = HeaderValue::from_str(&headers::policy(&rules)).ok().filter(|_| !rules.is_empty());
+    Some(Arc::new(Offer {
+        plan: Arc::clone(&plan.name),
+        route: Arc::clone(route),
+        on_failure: route.on_failure.or(plan.on_failure).unwrap_or(fallback),
+        rules,
+        policy_field,
+    }))
 }

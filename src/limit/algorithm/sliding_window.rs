@@ -260,7 +260,9 @@ impl SlidingWindow {
     fn converted(&self, log: &WindowLog, now: Micros) -> WindowLog {
         let mut history = log.history(now);
         // Rounded up to a tick, the time of an admission may lie a little ahead; it was not after now.
-        history.iter_mut().for_each(|(time, _)| *time = (*time).min(now.cast_signed()));
+        history
+            .iter_mut()
+            .for_each(|(time, _)| *time = (*time).min(now.cast_signed()));
         history.retain(|&(time, _)| time + self.per.cast_signed() > now.cast_signed());
         let oldest = history.first().map_or(now.cast_signed(), |&(time, _)| time);
         let mut new = self.empty(oldest.cast_unsigned());

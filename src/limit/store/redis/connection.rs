@@ -57,14 +57,14 @@ impl From<RedisError> for OpenError {
 
 /// What opens a connection.
 enum Opener {
-    Standalone(Client),
+    Standalone(Box<Client>),
     Cluster(Box<ClusterClient>),
 }
 
 impl Opener {
     fn new(topology: Topology, patience: Duration) -> Result<Self, OpenError> {
         match topology {
-            Topology::Standalone(url) => Ok(Self::Standalone(Client::open(settings(&url)?)?)),
+            Topology::Standalone(url) => Ok(Self::Standalone(Box::new(Client::open(settings(&url)?)?))),
             Topology::Cluster(urls) => {
                 let nodes = urls
                     .iter()

@@ -1,0 +1,278 @@
+//! The front page: one request, from caller to [`Pass`].
+//!
+//! [`Gate`] is an actix middleware. [`gateway`](crate::gateway) wraps its proxy in it; any other actix application can
+//! wrap its own handlers, see `examples/your_own_app.rs`. Behind the gate a request carries an [`Admitted`] in its
+//! extensions; a request without one did not come through a gate.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix_web::body::{EitherBody, MessageBody};
+use actix_web::dev::{Service, ServiceRequest, ServiceResponse, Transform, forward_ready};
+use actix_web::http::Method;
+use actix_web::http::header::{HeaderName, HeaderValue};
+use actix_web::{Error, HttpMessage};
+use arc_swap::ArcSwap;
+use futures_util::future::LocalBoxFuture;
+
+use crate::identify::Caller;
+use crate::inbound::{CanonicalPath, Inbound, check_query};
+use crate::limit::headers::Style;
+use crate::limit::store::{Charge, Guarded, MemoryStore, OpenError, RedisStore, Topology};
+use crate::limit::{Limiter, Pass};
+use crate::listen::check;
+use crate::listen::reply::{Rejection, limit_fields};
+use crate::listen::request_id::{self, RequestIds};
+use crate::observe::{AccessLogWriter, Metrics, Observer};
+use crate::plan::{Offer, Policy};
+use crate::record::{Record, Recorded};
+
+impl Worker {
+    /// Decides one request: who calls, on which plan, and whether it may pass.
+    async fn admit(&self, request: &ServiceRequest, record: &mut Record) -> Result<Admitted, Rejection> {
+        let policy = self.shared.policy.load_full();
+        let inbound = inbound(request, &policy)?;
+        record.accepted(&inbound.path);
+        let (position, route) = policy.route(&inbound)?;
+        record.found(route);
+        let (caller, credential) = policy.identity.caller(&inbound)?;
+        record.identified(&caller);
+        let offer = policy.offer(&caller.plan, position).ok_or(Rejection::Excluded)?;
+        record.offered(offer);
+        let charge = Charge { caller: &caller.id, rules: &offer.rules, cost: route.cost };
+        let (ruling, pass) = self.limiter.admit(charge, offer.on_failure).await;
+        record.ruled(ruling, pass.is_some());
+        let pass = pass.ok_or_else(|| refusal(record))?;
+        let peer_is_trusted = policy.identity.trusts(inbound.peer);
+        Ok(Admitted {
+            pass,
+            offer: Arc::clone(offer),
+            credential,
+            path: inbound.path.as_str().into(),
+            peer: inbound.peer,
+            peer_is_trusted,
+            request_id: record.request_id().clone(),
+            caller,
+        })
+    }
+}
+
+/// One request that may pass: who calls, on what terms, and the permission itself.
+#[derive(Debug)]
+pub struct Admitted {
+    /// The permission to forward the request.
+    pub pass: Pass,
+    /// The caller.
+    pub caller: Caller,
+    /// The caller's plan on the route.
+    pub offer: Arc<Offer>,
+    /// The canonical path: what was routed and counted, and what a backend must be sent.
+    pub path: Box<str>,
+    /// The header field that held the credential.
+    pub credential: Option<HeaderName>,
+    /// The address at the other end of the socket.
+    pub peer: IpAddr,
+    /// Whether that peer is a proxy that may say for whom it speaks.
+    pub peer_is_trusted: bool,
+    /// The id that the client is told.
+    pub request_id: HeaderValue,
+}
+
+/// How long the backend's part of an answer took; a handler behind the gate leaves it in the answer's extensions, so that
+/// the gateway's own time can be told apart.
+#[derive(Debug, Clone, Copy)]
+pub struct UpstreamTime(pub Duration);
+
+/// Where the gate counts.
+#[derive(Debug, Clone)]
+pub enum Counting {
+    /// In this process.
+    Memory,
+    /// In Redis, within `budget` for each request.
+    Redis {
+        /// How the nodes form one store.
+        topology: Topology,
+        /// The first part of every key.
+        prefix: String,
+        /// Everything the limiter may spend on one request.
+        budget: Duration,
+    },
+}
+
+/// The actix middleware that lets a request pass, or answers it.
+///
+/// Cheap to clone; all clones share the policy, the counters and the metrics. Make it once, outside of the closure that
+/// makes the application for every worker.
+#[derive(Debug, Clone)]
+pub struct Gate(Arc<Shared>);
+
+/// What all workers share.
+#[derive(Debug)]
+struct Shared {
+    policy: ArcSwap<Policy>,
+    counting: Counting,
+    memory: Arc<MemoryStore>,
+    metrics: Arc<Metrics>,
+    style: Style,
+    access_log: Option<AccessLogWriter>,
+}
+
+impl Gate {
+    /// A gate that enforces `policy`. `memory` counts, or stands in while Redis cannot.
+    #[must_use]
+    pub fn new(policy: Policy, counting: Counting, memory: Arc<MemoryStore>, metrics: Arc<Metrics>) -> Self {
+        let policy = ArcSwap::from_pointee(policy);
+        Self(Arc::new(Shared { policy, counting, memory, metrics, style: Style::Draft11, access_log: None }))
+    }
+
+    /// With these rate-limit header fields instead of those of draft 11.
+    #[must_use]
+    pub fn style(self, style: Style) -> Self {
+        self.with(|shared| shared.style = style)
+    }
+
+    /// With a line for every request.
+    #[must_use]
+    pub fn access_log(self, access_log: Option<AccessLogWriter>) -> Self {
+        self.with(|shared| shared.access_log = access_log)
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut Shared)) -> Self {
+        let shared = Arc::get_mut(&mut self.0).expect("a gate is configured before it is cloned");
+        change(shared);
+        self
+    }
+}
+
+/// What one worker has for itself.
+#[derive(Debug)]
+struct Worker {
+    shared: Arc<Shared>,
+    limiter: Limiter,
+    observer: Observer,
+    ids: RequestIds,
+}
+
+impl Worker {
+    fn new(shared: Arc<Shared>) -> Result<Self, OpenError> {
+        let memory = Arc::clone(&shared.memory);
+        let limiter = match &shared.counting {
+            Counting::Memory => Limiter::in_memory(memory),
+            Counting::Redis { topology, prefix, budget } => {
+                let redis = RedisStore::new(topology.clone(), prefix, *budget)?;
+                Limiter::on_redis(Guarded::new(redis, *budget), memory)
+            }
+        };
+        let access_log = shared.access_log.as_ref().map(AccessLogWriter::handle);
+        let observer = Observer { metrics: Arc::clone(&shared.metrics), access_log };
+        Ok(Self { shared, limiter, observer, ids: RequestIds::new() })
+    }
+
+    /// The whole of one request: decide, hand on or refuse, and see to it that the answer tells what was decided.
+    async fn serve<S, B>(self: Rc<Self>, service: Rc<S>, request: ServiceRequest) -> Result<Answer<B>, Error>
+    where
+        S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error>,
+        B: MessageBody,
+    {
+        let request_id = self.ids.of(request.headers());
+        let mut record = Record::begin(self.observer.clone(), method_label(request.method()), request_id);
+        let mut answer = match self.admit(&request, &mut record).await {
+            Ok(admitted) => {
+                request.extensions_mut().insert(admitted);
+                service.call(request).await?.map_into_left_body()
+            }
+            Err(rejection) => {
+                let reply = rejection.reply(record.request_id());
+                request.into_response(reply).map_into_right_body()
+            }
+        };
+        if let Some(UpstreamTime(time)) = answer.response_mut().extensions_mut().remove() {
+            record.forwarded(time);
+        }
+        let fields = answer.headers_mut();
+        fields.insert(request_id::FIELD, record.request_id().clone());
+        if let Some((offer, decision)) = record.decided() {
+            limit_fields(fields, self.shared.style, offer.policy_field.as_ref(), &offer.rules, decision);
+        }
+        record.answered(answer.status().as_u16());
+        Ok(answer.map_body(|_, body| Recorded::new(body, record)))
+    }
+}
+
+/// An answer through the gate: from behind it, or a refusal.
+type Answer<B> = ServiceResponse<Recorded<EitherBody<B>>>;
+
+impl<S, B> Transform<S, ServiceRequest> for Gate
+where
+    S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error> + 'static,
+    B: MessageBody + 'static,
+{
+    type Response = Answer<B>;
+    type Error = Error;
+    type Transform = GateService<S>;
+    type InitError = ();
+    type Future = std::future::Ready<Result<Self::Transform, Self::InitError>>;
+
+    fn new_transform(&self, service: S) -> Self::Future {
+        let worker = Worker::new(Arc::clone(&self.0)).map_err(|error| tracing::error!(%error, "cannot start a worker"));
+        std::future::ready(worker.map(|worker| GateService { service: Rc::new(service), worker: Rc::new(worker) }))
+    }
+}
+
+/// [`Gate`] at work in one worker.
+#[derive(Debug)]
+pub struct GateService<S> {
+    service: Rc<S>,
+    worker: Rc<Worker>,
+}
+
+impl<S, B> Service<ServiceRequest> for GateService<S>
+where
+    S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error> + 'static,
+    B: MessageBody + 'static,
+{
+    type Response = Answer<B>;
+    type Error = Error;
+    type Future = LocalBoxFuture<'static, Result<Self::Response, Self::Error>>;
+
+    forward_ready!(service);
+
+    fn call(&self, request: ServiceRequest) -> Self::Future {
+        Box::pin(Rc::clone(&self.worker).serve(Rc::clone(&self.service), request))
+    }
+}
+
+/// The request as the rooms see it, if its head is acceptable.
+fn inbound<'a>(request: &'a ServiceRequest, policy: &Policy) -> Result<Inbound<'a>, Rejection> {
+    let target = request.uri();
+    check::head(request.method(), target, request.headers()).map_err(Rejection::Head)?;
+    let path = CanonicalPath::parse(target.path(), policy.path_rules).map_err(Rejection::Path)?;
+    target.query().map_or(Ok(()), check_query).map_err(Rejection::Path)?;
+    // Only a connection without an address, such as a Unix socket's, has no peer.
+    let peer = request.peer_addr().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.ip());
+    Ok(Inbound { method: request.method(), path, headers: request.headers(), peer })
+}
+
+/// Why there is no pass: a limit refuses, or nobody could count.
+fn refusal(record: &Record) -> Rejection {
+    match record.decided() {
+        Some((offer, decision)) => Rejection::limited(&offer.rules, decision),
+        None => Rejection::StoreAway,
+    }
+}
+
+/// The method as a label: a client cannot invent one.
+fn method_label(method: &Method) -> &'static str {
+    match method.as_str() {
+        "GET" => "GET",
+        "HEAD" => "HEAD",
+        "POST" => "POST",
+        "PUT" => "PUT",
+        "PATCH" => "PATCH",
+        "DELETE" => "DELETE",
+        "OPTIONS" => "OPTIONS",
+        _ => "other",
+    }
+}

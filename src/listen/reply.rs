@@ -1,0 +1,245 @@
+//! A [`Rejection`] becomes HTTP. The only place that chooses a status code for a refusal.
+//!
+//! Every refusal is `application/problem+json` (RFC 9457) of one shape, and repeats nothing that the client sent. The
+//! reasons of a 401 look alike on purpose: an answer must not tell a wrong key from a revoked one.
+
+use actix_web::HttpResponse;
+use actix_web::http::StatusCode;
+use actix_web::http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use serde::Serialize;
+
+use super::check::Refused;
+use crate::identify::IdentifyError;
+use crate::inbound::PathError;
+use crate::limit::headers::{self, Style};
+use crate::limit::{Decision, Rule};
+use crate::plan::Missing;
+use crate::proxy::Failure;
+
+/// Why a request does not get an answer from the backend.
+#[derive(Debug)]
+pub enum Rejection {
+    /// The head of the request is not acceptable.
+    Head(Refused),
+    /// The path or the query is not acceptable.
+    Path(PathError),
+    /// No route matches.
+    NoRoute,
+    /// A route matches, but not with this method; the methods that would do.
+    Method(String),
+    /// Nobody could be identified.
+    Identity(IdentifyError),
+    /// The caller's plan does not include the route.
+    Excluded,
+    /// A limit refuses.
+    Limited {
+        /// The names of the limits that refuse.
+        violated: Vec<Box<str>>,
+        /// Whole seconds after which the request would pass; `None`: waiting cannot help.
+        retry_after: Option<u64>,
+    },
+    /// The store cannot answer, and the operator chose to refuse then.
+    StoreAway,
+    /// The backend gave no answer.
+    Upstream(Failure),
+    /// The request came to the proxy without a pass: the application is put together wrongly.
+    Unchecked,
+}
+
+const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
+const REDUCED_CAPACITY: &str = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
+
+/// How long a client should wait while the store is away, in seconds: about as long as a store needs to come back.
+const STORE_AWAY_RETRY: u64 = 1;
+
+/// The body of a refusal.
+#[derive(Serialize)]
+struct Problem<'a> {
+    r#type: &'static str,
+    title: &'static str,
+    status: u16,
+    detail: &'a str,
+    instance: &'a str,
+    #[serde(rename = "violated-policies", skip_serializing_if = "Option::is_none")]
+    violated_policies: Option<&'a [Box<str>]>,
+}
+
+impl Rejection {
+    /// A refusal by these limits.
+    #[must_use]
+    pub fn limited(rules: &[Rule], decision: &Decision) -> Self {
+        let name = |index: usize| rules.get(index).map(|rule| Box::from(&*rule.name));
+        let violated = decision.refusing().filter_map(name).collect();
+        Self::Limited { violated, retry_after: decision.wait().map(headers::retry_after) }
+    }
+
+    /// The answer. `request_id` names the occurrence.
+    #[must_use]
+    pub fn reply(&self, request_id: &HeaderValue) -> HttpResponse {
+        let status = self.status();
+        let detail = self.detail();
+        let problem = Problem {
+            r#type: match self {
+                Self::Limited { .. } => QUOTA_EXCEEDED,
+                Self::StoreAway => REDUCED_CAPACITY,
+                _ => "about:blank",
+            },
+            title: match self {
+                Self::Limited { .. } => "Quota Exceeded",
+                Self::StoreAway => "Temporary Reduced Capacity",
+                _ => status.canonical_reason().unwrap_or("Error"),
+            },
+            status: status.as_u16(),
+            detail: &detail,
+            instance: request_id.to_str().unwrap_or_default(),
+            violated_policies: match self {
+                Self::Limited { violated, .. } => Some(violated),
+                _ => None,
+            },
+        };
+        let mut response = HttpResponse::build(status);
+        response.insert_header((header::CONTENT_TYPE, "application/problem+json"));
+        response.insert_header((header::CACHE_CONTROL, "no-store"));
+        match self {
+            Self::Limited { retry_after: Some(seconds), .. } => {
+                response.insert_header((header::RETRY_AFTER, *seconds));
+            }
+            Self::StoreAway => {
+                response.insert_header((header::RETRY_AFTER, STORE_AWAY_RETRY));
+            }
+            Self::Method(allow) => {
+                response.insert_header((header::ALLOW, allow.as_str()));
+            }
+            Self::Identity(IdentifyError::Missing | IdentifyError::Unusable) => {
+                response.insert_header((header::WWW_AUTHENTICATE, "Bearer realm=\"api\", ApiKey realm=\"api\""));
+            }
+            _ => {}
+        }
+        if self.ends_the_connection() {
+            response.force_close();
+        }
+        response.body(serde_json::to_string(&problem).unwrap_or_default())
+    }
+
+    fn status(&self) -> StatusCode {
+        match self {
+            Self::Head(refused) => head_status(*refused),
+            Self::Path(PathError::TooLong) => StatusCode::URI_TOO_LONG,
+            Self::Path(_) | Self::Identity(IdentifyError::Conflict) => StatusCode::BAD_REQUEST,
+            Self::NoRoute => StatusCode::NOT_FOUND,
+            Self::Method(_) => StatusCode::METHOD_NOT_ALLOWED,
+            Self::Identity(IdentifyError::Missing | IdentifyError::Unusable) => StatusCode::UNAUTHORIZED,
+            Self::Excluded => StatusCode::FORBIDDEN,
+            Self::Limited { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Self::StoreAway => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Upstream(failure) => failure_status(failure),
+            Self::Unchecked => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    fn detail(&self) -> String {
+        match self {
+            Self::Head(refused) => sentence(refused),
+            Self::Path(error) => sentence(error),
+            Self::NoRoute => "No route matches this path.".to_owned(),
+            Self::Method(allow) => format!("This path takes {allow} only."),
+            Self::Identity(IdentifyError::Conflict) => "The request carries more than one credential.".to_owned(),
+            Self::Identity(IdentifyError::Missing | IdentifyError::Unusable) => {
+                "A valid API key is needed.".to_owned()
+            }
+            Self::Excluded => "Your plan does not include this route.".to_owned(),
+            Self::Limited { violated, retry_after } => {
+                let names = violated.join("\", \"");
+                match retry_after {
+                    Some(seconds) => format!("The limit \"{names}\" is used up. Retry in {seconds} s."),
+                    None => format!("The request costs more than the limit \"{names}\" can ever hold."),
+                }
+            }
+            Self::StoreAway => "Requests cannot be counted at the moment. Retry in a second.".to_owned(),
+            Self::Upstream(failure) => sentence(failure),
+            Self::Unchecked => "The gateway cannot forward this request.".to_owned(),
+        }
+    }
+
+    /// Behind a request that was not understood, or not read to its end, nothing on the connection can be trusted.
+    fn ends_the_connection(&self) -> bool {
+        match self {
+            Self::Head(_) | Self::Path(_) => true,
+            Self::Upstream(failure) => failure_status(failure).is_client_error(),
+            _ => false,
+        }
+    }
+}
+
+impl From<Missing> for Rejection {
+    fn from(missing: Missing) -> Self {
+        match missing {
+            Missing::NoRoute => Self::NoRoute,
+            Missing::Method { allow } => Self::Method(allow),
+        }
+    }
+}
+
+impl From<IdentifyError> for Rejection {
+    fn from(error: IdentifyError) -> Self {
+        Self::Identity(error)
+    }
+}
+
+fn head_status(refused: Refused) -> StatusCode {
+    match refused {
+        _ => StatusCode::BAD_REQUEST,
+    }
+}
+
+fn failure_status(failure: &Failure) -> StatusCode {
+    match failure {
+        Failure::Connect(_) | Failure::BadAnswer(_) => StatusCode::BAD_GATEWAY,
+        Failure::ConnectTimeout(_) | Failure::HeadTimeout => StatusCode::GATEWAY_TIMEOUT,
+        Failure::ClientStalled => StatusCode::REQUEST_TIMEOUT,
+        Failure::ClientGone | Failure::ClientMalformed => StatusCode::BAD_REQUEST,
+        Failure::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+        Failure::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
+    }
+}
+
+/// An error's text as a sentence.
+fn sentence(error: &impl std::fmt::Display) -> String {
+    let mut text = error.to_string();
+    if let Some(first) = text.get_mut(..1) {
+        first.make_ascii_uppercase();
+    }
+    text.push('.');
+    text
+}
+
+const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
+const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+const X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+const X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
+
+/// Writes the rate-limit fields into an answer, allowed or refused. Fields of these names from the backend are replaced:
+/// one answer carries one truth.
+pub fn limit_fields(
+    answer: &mut HeaderMap,
+    style: Style,
+    policy_field: Option<&HeaderValue>,
+    rules: &[Rule],
+    decision: &Decision,
+) {
+    if matches!(style, Style::Draft11 | Style::Both) {
+        let state = HeaderValue::from_str(&headers::state(rules, decision)).ok();
+        if let Some((policy, state)) = policy_field.zip(state) {
+            answer.insert(RATE_LIMIT_POLICY, policy.clone());
+            answer.insert(RATE_LIMIT, state);
+        }
+    }
+    if matches!(style, Style::XRateLimit | Style::Both)
+        && let Some(tightest) = headers::tightest(rules, decision)
+    {
+        answer.insert(X_LIMIT, tightest.limit.into());
+        answer.insert(X_REMAINING, tightest.remaining.into());
+        answer.insert(X_RESET, tightest.reset.into());
+    }
+}

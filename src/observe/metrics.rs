@@ -1,0 +1,196 @@
+//! Every metric, declared once. Labels come from the configuration and from fixed lists, never from a request, so no
+//! client can make a new series.
+
+use prometheus::{
+    Gauge, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    TextEncoder,
+};
+
+use super::Exchange;
+
+/// Seconds, from far below a millisecond (the gateway's own time) to the longest answers worth telling apart.
+const LATENCY: &[f64] = &[
+    0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
+    10.0, 30.0,
+];
+
+/// Seconds of work that should take microseconds.
+const FINE: &[f64] = &[
+    0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.02, 0.025, 0.05, 0.1,
+    0.25,
+];
+
+/// Declares the metrics: the doc comment is the HELP text, the list the labels.
+macro_rules! metrics {
+    ($($(#[doc = $help:literal])+ $field:ident: $kind:ident $name:literal $labels:tt $(buckets $buckets:ident)?;)+) => {
+        /// All metrics of the process. Made once, shared by all workers.
+        #[derive(Debug)]
+        pub struct Metrics {
+            registry: Registry,
+            $($(#[doc = $help])+ pub $field: $kind,)+
+        }
+
+        impl Metrics {
+            /// All metrics at zero, in a registry of their own.
+            ///
+            /// # Errors
+            /// Never in a tested build: a name or label list that is not valid.
+            pub fn new() -> Result<Self, prometheus::Error> {
+                let registry = Registry::new();
+                $(
+                    let help = [$($help),+].concat();
+                    let $field = declare!($kind, $name, help.trim(), &$labels $(, $buckets)?)?;
+                    registry.register(Box::new($field.clone()))?;
+                )+
+                Ok(Self { registry, $($field,)+ })
+            }
+
+            /// Every metric's name, for tests that hold dashboards and docs to it.
+            pub const NAMES: &[&str] = &[$($name,)+];
+        }
+    };
+}
+
+macro_rules! declare {
+    (IntCounterVec, $name:literal, $help:expr, $labels:expr) => {
+        IntCounterVec::new(Opts::new($name, $help), $labels)
+    };
+    (IntGaugeVec, $name:literal, $help:expr, $labels:expr) => {
+        IntGaugeVec::new(Opts::new($name, $help), $labels)
+    };
+    (IntGauge, $name:literal, $help:expr, $labels:expr) => {
+        IntGauge::new($name, $help)
+    };
+    (Gauge, $name:literal, $help:expr, $labels:expr) => {
+        Gauge::new($name, $help)
+    };
+    (HistogramVec, $name:literal, $help:expr, $labels:expr, $buckets:ident) => {
+        HistogramVec::new(
+            HistogramOpts::new($name, $help).buckets($buckets.to_vec()),
+            $labels,
+        )
+    };
+}
+
+metrics! {
+    /// Requests that came to a decision, by outcome, the limit that refused, and who decided.
+    decisions: IntCounterVec "tollgate_decisions_total" ["plan", "route", "outcome", "limit", "source"];
+    /// Requests answered, by status code. 499: the client left before there was an answer.
+    requests: IntCounterVec "tollgate_requests_total" ["route", "plan", "method", "code"];
+    /// Seconds from the request's head to the end of the answer.
+    request_seconds: HistogramVec "tollgate_request_seconds" ["route", "plan"] buckets LATENCY;
+    /// Seconds until the answer's head that were spent in the gateway itself, the upstream excluded.
+    overhead_seconds: HistogramVec "tollgate_overhead_seconds" ["route"] buckets FINE;
+    /// Seconds until the upstream's answer began, by class of its status code.
+    upstream_seconds: HistogramVec "tollgate_upstream_seconds" ["upstream", "code"] buckets LATENCY;
+    /// Seconds that the store was asked, by how that ended.
+    store_seconds: HistogramVec "tollgate_store_seconds" ["store", "result"] buckets FINE;
+    /// Requests that are being worked on.
+    in_flight: IntGauge "tollgate_requests_in_flight" [];
+    /// Callers that the memory store holds.
+    memory_callers: IntGauge "tollgate_memory_callers" [];
+    /// Decisions made on the shared overflow entry of a full memory store, since the start.
+    memory_overflowed: IntGauge "tollgate_memory_overflowed" [];
+    /// When the configuration in force was read, in seconds since 1970.
+    config_timestamp: Gauge "tollgate_config_last_good_timestamp_seconds" [];
+    /// Always 1; the label says which build runs.
+    build: IntGaugeVec "tollgate_build_info" ["version"];
+}
+
+impl Metrics {
+    /// The text that Prometheus scrapes.
+    ///
+    /// # Errors
+    /// When a metric cannot be written as text.
+    pub fn render(&self) -> Result<String, prometheus::Error> {
+        TextEncoder::new().encode_to_string(&self.registry.gather())
+    }
+
+    /// Counts one finished exchange.
+    pub(super) fn count(&self, exchange: &Exchange<'_>) {
+        let Exchange {
+            route,
+            plan,
+            limit,
+            source,
+            ..
+        } = *exchange;
+        if let Some(outcome) = exchange.outcome.label() {
+            self.decisions
+                .with_label_values(&[plan, route, outcome, limit, source])
+                .inc();
+        }
+        let code = Code::new(exchange.status);
+        self.requests
+            .with_label_values(&[route, plan, exchange.method, code.as_str()])
+            .inc();
+        self.request_seconds
+            .with_label_values(&[route, plan])
+            .observe(exchange.took.as_secs_f64());
+        if let Some(overhead) = exchange.overhead {
+            self.overhead_seconds
+                .with_label_values(&[route])
+                .observe(overhead.as_secs_f64());
+        }
+        if let Some((upstream, took)) = exchange.upstream {
+            let class = code.class();
+            self.upstream_seconds
+                .with_label_values(&[upstream, class])
+                .observe(took.as_secs_f64());
+        }
+        if let Some((took, result)) = exchange.store {
+            self.store_seconds
+                .with_label_values(&["redis", result.as_str()])
+                .observe(took.as_secs_f64());
+        }
+    }
+}
+
+/// A status code as text, without an allocation.
+struct Code([u8; 3], &'static str);
+
+impl Code {
+    fn new(status: u16) -> Self {
+        let digit = |divisor: u16| b'0' + u8::try_from(status / divisor % 10).unwrap_or(0);
+        let class = match status / 100 {
+            1 => "1xx",
+            2 => "2xx",
+            3 => "3xx",
+            4 => "4xx",
+            5 => "5xx",
+            _ => "other",
+        };
+        Self([digit(100), digit(10), digit(1)], class)
+    }
+
+    fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.0).unwrap_or("000")
+    }
+
+    fn class(&self) -> &'static str {
+        self.1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_declaration_is_valid_and_documented() {
+        let metrics = Metrics::new().unwrap();
+        metrics.in_flight.set(1);
+        let text = metrics.render().unwrap();
+        assert!(
+            text.contains("# HELP tollgate_requests_in_flight Requests that are being worked on.\n"),
+            "{text}"
+        );
+        assert!(text.contains("tollgate_requests_in_flight 1\n"), "{text}");
+        assert_eq!(Metrics::NAMES.len(), 11);
+    }
+
+    #[test]
+    fn codes_are_three_digits() {
+        assert_eq!((Code::new(204).as_str(), Code::new(499).class()), ("204", "4xx"));
+    }
+}

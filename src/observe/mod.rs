@@ -1,0 +1,133 @@
+//! What happened: metrics and the access log. Knows nothing of the other rooms; they hand it an [`Exchange`].
+
+mod access_log;
+mod metrics;
+
+use std::time::Duration;
+
+pub use access_log::{AccessLog, AccessLogWriter};
+pub use metrics::Metrics;
+
+/// One request and its answer, in words that metrics and logs share.
+#[derive(Debug, Clone, Copy)]
+pub struct Exchange<'a> {
+    /// The id that the client was told.
+    pub request_id: &'a str,
+    /// The method: one of those the gateway serves, or `other`.
+    pub method: &'static str,
+    /// The canonical path, without the query; empty when it was refused.
+    pub path: &'a str,
+    /// The route's name, or `unmatched`.
+    pub route: &'a str,
+    /// The plan's name, or `none`.
+    pub plan: &'a str,
+    /// The account, if one is known.
+    pub account: Option<&'a str>,
+    /// What became of the request.
+    pub outcome: Outcome,
+    /// The limit that refused, or nothing.
+    pub limit: &'a str,
+    /// Who decided.
+    pub source: &'static str,
+    /// The status that was answered; 499 when the client left before there was one.
+    pub status: u16,
+    /// From the request's head to the end of the answer.
+    pub took: Duration,
+    /// The part of it until the answer's head that was spent in the gateway itself.
+    pub overhead: Option<Duration>,
+    /// Which backend answered, and how long its head took.
+    pub upstream: Option<(&'a str, Duration)>,
+    /// How long the store was asked, and how that ended.
+    pub store: Option<(Duration, StoreResult)>,
+    /// Bytes of the answer's body that were handed over.
+    pub bytes: u64,
+    /// Whether the answer's body was handed over whole.
+    pub complete: bool,
+}
+
+/// What became of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Outcome {
+    /// Refused before anything was known of it: malformed, unsupported.
+    #[default]
+    Refused,
+    /// No route, or not this method on it.
+    Unmatched,
+    /// No usable credential.
+    Unidentified,
+    /// The plan does not include the route.
+    Excluded,
+    /// All limits agreed.
+    Allowed,
+    /// A limit refused.
+    Denied,
+    /// The store could not answer, and the operator had chosen to refuse then.
+    Undecided,
+}
+
+impl Outcome {
+    /// The word in the access log.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Refused => "refused",
+            Self::Unmatched => "unmatched",
+            Self::Unidentified => "unidentified",
+            Self::Excluded => "excluded",
+            Self::Allowed => "allowed",
+            Self::Denied => "denied",
+            Self::Undecided => "undecided",
+        }
+    }
+
+    /// The `outcome` label, for requests that came to a decision. A refusal because the store is away is a denial.
+    fn label(self) -> Option<&'static str> {
+        match self {
+            Self::Allowed => Some("allowed"),
+            Self::Denied | Self::Undecided => Some("denied"),
+            Self::Refused | Self::Unmatched | Self::Unidentified | Self::Excluded => None,
+        }
+    }
+}
+
+/// How a question to the store ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoreResult {
+    /// It answered.
+    Ok,
+    /// The budget ran out.
+    Timeout,
+    /// It could not be reached, or answered with an error.
+    Error,
+}
+
+impl StoreResult {
+    /// The `result` label.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Timeout => "timeout",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// One worker's notebook: counts and logs every exchange.
+#[derive(Debug, Clone)]
+pub struct Observer {
+    /// The metrics of the process.
+    pub metrics: std::sync::Arc<Metrics>,
+    /// This worker's end of the access log, if one is written.
+    pub access_log: Option<AccessLog>,
+}
+
+impl Observer {
+    /// Notes one finished exchange; `at` is the wall clock, for the log line.
+    pub fn note(&self, exchange: &Exchange<'_>, at: impl FnOnce() -> std::time::SystemTime) {
+        self.metrics.count(exchange);
+        if let Some(log) = &self.access_log {
+            log.note(exchange, at());
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! What became known of a request along the way; noted once, at the end, whatever the end is.
+//!
+//! The record lives in the request's future and then in the answer's body. Whichever of them is dropped last, finished
+//! or given up, writes it: so every request is counted once, also one whose client left.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use actix_web::body::{BodySize, MessageBody};
+use actix_web::http::header::HeaderValue;
+use bytes::Bytes;
+use pin_project_lite::pin_project;
+
+use crate::clock;
+use crate::identify::Caller;
+use crate::inbound::CanonicalPath;
+use crate::limit::store::StoreError;
+use crate::limit::{Asked, Decision, Ruling, Source};
+use crate::observe::{Exchange, Observer, Outcome, StoreResult};
+use crate::plan::{Offer, Route};
+
+/// The status of a request whose client left before there was an answer; nobody sees it but metrics and logs.
+const CLIENT_LEFT: u16 = 499;
+
+/// One request, from its head to the end of its answer.
+#[derive(Debug)]
+pub struct Record {
+    observer: Observer,
+    started: Instant,
+    request_id: HeaderValue,
+    method: &'static str,
+    /// Kept only when an access log is written.
+    path: Option<Box<str>>,
+    route: Option<Arc<Route>>,
+    caller: Option<Caller>,
+    offer: Option<Arc<Offer>>,
+    outcome: Outcome,
+    ruling: Option<Ruling>,
+    upstream: Option<Duration>,
+    overhead: Option<Duration>,
+    status: u16,
+    bytes: u64,
+    complete: bool,
+}
+
+impl Record {
+    /// The record of a request whose head has just been read. `method` is one of those the gateway serves, or `other`.
+    #[must_use]
+    pub fn begin(observer: Observer, method: &'static str, request_id: HeaderValue) -> Self {
+        observer.metrics.in_flight.inc();
+        Self {
+            observer,
+            started: clock::instant(),
+            request_id,
+            method,
+            path: None,
+            route: None,
+            caller: None,
+            offer: None,
+            outcome: Outcome::Refused,
+            ruling: None,
+            upstream: None,
+            overhead: None,
+            status: CLIENT_LEFT,
+            bytes: 0,
+            complete: false,
+        }
+    }
+
+    /// The id that the client is told.
+    #[must_use]
+    pub fn request_id(&self) -> &HeaderValue {
+        &self.request_id
+    }
+
+    /// What the plan says about the route and what the limiter decided, once both are known.
+    #[must_use]
+    pub fn decided(&self) -> Option<(&Offer, &Decision)> {
+        self.offer.as_deref().zip(self.ruling.as_ref()?.decision.as_ref())
+    }
+
+    // The steps of the path, in their order. Each notes what would have become of the request if the next one fails.
+
+    /// The path is acceptable.
+    pub fn accepted(&mut self, path: &CanonicalPath<'_>) {
+        if self.observer.access_log.is_some() {
+            self.path = Some(path.as_str().into());
+        }
+        self.outcome = Outcome::Unmatched;
+    }
+
+    /// A route was found.
+    pub fn found(&mut self, route: &Arc<Route>) {
+        self.route = Some(Arc::clone(route));
+        self.outcome = Outcome::Unidentified;
+    }
+
+    /// The caller is known.
+    pub fn identified(&mut self, caller: &Caller) {
+        self.caller = Some(caller.clone());
+        self.outcome = Outcome::Excluded;
+    }
+
+    /// The plan includes the route.
+    pub fn offered(&mut self, offer: &Arc<Offer>) {
+        self.offer = Some(Arc::clone(offer));
+        self.outcome = Outcome::Undecided;
+    }
+
+    /// The limiter has answered.
+    pub fn ruled(&mut self, ruling: Ruling, passed: bool) {
+        self.outcome = match (&ruling.decision, passed) {
+            (_, true) => Outcome::Allowed,
+            (Some(_), false) => Outcome::Denied,
+            (None, false) => Outcome::Undecided,
+        };
+        self.ruling = Some(ruling);
+    }
+
+    /// The upstream's answer began after this time.
+    pub fn forwarded(&mut self, upstream_time: Duration) {
+        self.upstream = Some(upstream_time);
+    }
+
+    /// The answer's head is ready to be written.
+    pub fn answered(&mut self, status: u16) {
+        self.status = status;
+        self.overhead = Some(self.started.elapsed().saturating_sub(self.upstream.unwrap_or_default()));
+    }
+
+    fn exchange(&self) -> Exchange<'_> {
+        let ruling = self.ruling.as_ref();
+        let decision = ruling.and_then(|ruling| ruling.decision.as_ref());
+        let refusing = decision.and_then(Decision::binding);
+        let limit = refusing.and_then(|index| self.offer.as_ref()?.rules.get(index));
+        let upstream = self.route.as_ref().and_then(|route| route.upstream.as_deref());
+        Exchange {
+            request_id: self.request_id.to_str().unwrap_or_default(),
+            method: self.method,
+            path: self.path.as_deref().unwrap_or(""),
+            route: self.route.as_ref().map_or("unmatched", |route| &route.name),
+            plan: self.caller.as_ref().map_or("none", |caller| &caller.plan),
+            account: self.caller.as_ref().and_then(|caller| caller.account.as_deref()),
+            outcome: self.outcome,
+            limit: limit.map_or("", |rule| &rule.name),
+            source: ruling.map_or(Source::None, |ruling| ruling.source).as_str(),
+            status: self.status,
+            took: self.started.elapsed(),
+            overhead: self.overhead,
+            upstream: upstream.zip(self.upstream),
+            store: ruling.and_then(|ruling| ruling.asked.as_ref()).map(|asked| (asked.took, store_result(asked))),
+            bytes: self.bytes,
+            complete: self.complete,
+        }
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        self.observer.metrics.in_flight.dec();
+        self.observer.note(&self.exchange(), clock::wall);
+    }
+}
+
+fn store_result(asked: &Asked) -> StoreResult {
+    match asked.error {
+        None => StoreResult::Ok,
+        Some(StoreError::Timeout) => StoreResult::Timeout,
+        Some(_) => StoreResult::Error,
+    }
+}
+
+pin_project! {
+    /// An answer's body on its way out, with the record of its request. The record is noted when the body is dropped, sent
+    /// or not.
+    #[derive(Debug)]
+    pub struct Recorded<B> {
+        #[pin]
+        body: B,
+        record: Record,
+    }
+}
+
+impl<B: MessageBody> Recorded<B> {
+    /// `body`, which ends the exchange of `record`.
+    pub fn new(body: B, mut record: Record) -> Self {
+        // Nobody polls a body that is empty.
+        record.complete = matches!(body.size(), BodySize::None | BodySize::Sized(0));
+        Self { body, record }
+    }
+}
+
+impl<B: MessageBody> MessageBody for Recorded<B> {
+    type Error = B::Error;
+
+    fn size(&self) -> BodySize {
+        self.body.size()
+    }
+
+    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Self::Error>>> {
+        let this = self.project();
+        let next = ready!(this.body.poll_next(context));
+        match &next {
+            Some(Ok(bytes)) => this.record.bytes += bytes.len() as u64,
+            Some(Err(_)) => {}
+            None => this.record.complete = true,
+        }
+        Poll::Ready(next)
+    }
+}
