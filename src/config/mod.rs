@@ -1,8 +1,71 @@
-//! What the operator wrote. STUB.
+//! What the operator wrote: read, layered, checked, and made into values that work.
+//!
+//! Three steps: [`sources`] finds the files and lays them over each other and over the built-in defaults (`config/`);
+//! `raw` is what is written, with types; `resolve` is the only validation. What comes out cannot be wrong, and nobody
+//! checks it again. What goes wrong is collected, never thrown at the first sight: [`Mistakes`] lists all of it.
+//!
+//! Deliberately not here: what the values do, and watching files for changes. Only this room reads the environment.
 
+mod environment;
+mod format;
+mod mistakes;
+mod raw;
+mod reader;
+mod resolve;
 mod settings;
+mod sources;
+#[cfg(test)]
+mod tests;
+mod units;
+mod words;
 
+use std::path::PathBuf;
+
+pub use mistakes::{Mistake, Mistakes, Origin};
 pub use settings::{
     AdminSettings, HeaderStyle, LogSettings, RedisMode, RedisSettings, ServerSettings, Settings, StoreKind,
     StoreSettings,
 };
+pub use sources::{Purpose, Sources};
+
+use crate::plan::PolicyParts;
+
+/// A configuration without mistakes.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The settings of the process.
+    pub settings: Settings,
+    /// What the policy is made of.
+    pub policy: PolicyParts,
+    /// The files that were read, in the order in which they were laid over each other.
+    pub files: Vec<PathBuf>,
+}
+
+/// Reads `sources`, checks everything, and gives values that need no further check.
+///
+/// # Errors
+/// All mistakes at once, each with its file or variable, its key, and what to do about it.
+pub fn load(sources: &Sources) -> Result<Loaded, Mistakes> {
+    let notes = mistakes::Notes::default();
+    let layers = sources::Layers::read(sources, &notes);
+    let reading = reader::Reading {
+        origins: &layers.origins,
+        notes: &notes,
+        incomplete: layers.incomplete,
+    };
+    let context = resolve::Context {
+        notes: &notes,
+        purpose: sources.purpose,
+        incomplete: layers.incomplete,
+    };
+    let raw = reading.root(&layers.root).map(raw::Raw::read);
+    let resolved = raw.and_then(|raw| resolve::resolve(&raw, &context));
+    match resolved {
+        Some((settings, policy)) if notes.is_empty() => Ok(Loaded {
+            settings,
+            policy,
+            files: layers.files,
+        }),
+        _ => Err(notes.into_mistakes()),
+    }
+}

@@ -22,6 +22,50 @@ pub enum PatternError {
     NotAbsolute,
 }
 
+impl Pattern {
+    /// STUB.
+    pub fn parse(path: &str) -> Result<Self, PatternError> {
+        if !path.starts_with('/') {
+            return Err(PatternError::NotAbsolute);
+        }
+        Ok(Self(path.to_owned()))
+    }
+
+    /// STUB. Whether both match exactly the same paths, whatever their segments are called.
+    #[must_use]
+    pub fn same_paths(&self, other: &Self) -> bool {
+        self == other
+    }
+}
+
+/// Why a list of methods is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum MethodsError {
+    /// One is not a method.
+    #[error("\"{0}\" is not a method")]
+    Unknown(String),
+}
+
+impl Methods {
+    /// STUB.
+    pub fn parse(names: &[String]) -> Result<Self, MethodsError> {
+        let parse = |name: &String| Method::from_bytes(name.as_bytes()).map_err(|_| MethodsError::Unknown(name.clone()));
+        names.iter().map(parse).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// STUB.
+    #[must_use]
+    pub fn all() -> Self {
+        Self(vec![Method::GET, Method::POST])
+    }
+
+    /// STUB. Whether a method is in both.
+    #[must_use]
+    pub fn overlap(&self, other: &Self) -> bool {
+        self.0.iter().any(|method| other.0.contains(method))
+    }
+}
+
 /// One route.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Route {

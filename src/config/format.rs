@@ -1,0 +1,166 @@
+//! From the text of a file to a tree of values. Every format refuses a key that is written twice.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::path::Path;
+
+use config::{FileFormat, Format as _, Value, ValueKind};
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+
+use super::mistakes::Fault;
+
+/// How a file is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Format {
+    Toml,
+    Yaml,
+    Json,
+}
+
+/// Why a text is refused.
+#[derive(Debug)]
+pub(super) struct Refused {
+    pub(super) fault: Fault,
+    /// Where the parser stopped, counted from 1, when it says so.
+    pub(super) line: Option<usize>,
+}
+
+impl Format {
+    /// The format that the ending of `path` names.
+    pub(super) fn of(path: &Path) -> Option<Self> {
+        match path.extension()?.to_str()? {
+            "toml" => Some(Self::Toml),
+            "yaml" | "yml" => Some(Self::Yaml),
+            "json" => Some(Self::Json),
+            _ => None,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Toml => "TOML",
+            Self::Yaml => "YAML",
+            Self::Json => "JSON",
+        }
+    }
+
+    /// The tree of `text`, each value marked with `mark`.
+    pub(super) fn parse(self, mark: &String, text: &str) -> Result<Value, Refused> {
+        let entries = match self {
+            Self::Toml => FileFormat::Toml.parse(Some(mark), text),
+            Self::Yaml => FileFormat::Yaml.parse(Some(mark), text),
+            Self::Json => serde_json::from_str::<KeysOnce>(text)
+                .map_err(Into::into)
+                .and_then(|KeysOnce| FileFormat::Json.parse(Some(mark), text)),
+        };
+        match entries {
+            Ok(entries) => Ok(Value::new(Some(mark), ValueKind::Table(entries))),
+            Err(error) => Err(self.refused(error.as_ref(), text)),
+        }
+    }
+
+    fn refused(self, error: &(dyn std::error::Error + 'static), text: &str) -> Refused {
+        if error.is::<config::ConfigError>() {
+            // The parser was content, but what it found is a single value, which may be a secret.
+            return Refused {
+                fault: Fault::new("holds no table of settings"),
+                line: None,
+            };
+        }
+        if error.is::<std::num::ParseIntError>() {
+            return Refused {
+                fault: Fault::new("holds a whole number that is too large"),
+                line: line_of_large_number(text),
+            };
+        }
+        let said = error.to_string();
+        Refused {
+            fault: Fault::new(format!("is not {}: {}", self.name(), reason(&said))),
+            line: line_number(&said),
+        }
+    }
+}
+
+/// The last line of what a parser says: what it says before may quote the text, and with it a secret.
+fn reason(said: &str) -> &str {
+    if said.starts_with("Parsing ") {
+        return "a number cannot be read";
+    }
+    said.lines().last().unwrap_or_default()
+}
+
+/// The number behind the first "line " of what a parser says.
+fn line_number(said: &str) -> Option<usize> {
+    let (_, behind) = said.split_once("line ")?;
+    let digits = behind.split(|letter: char| !letter.is_ascii_digit()).next()?;
+    digits.parse().ok()
+}
+
+/// The first line with more digits in a row, outside quotes, than a TOML integer can hold.
+fn line_of_large_number(text: &str) -> Option<usize> {
+    let too_large = |word: &str| word.len() >= 19 && word.replace('_', "").parse::<i64>().is_err();
+    let holds_one = |line: &str| {
+        let unquoted = line.split('"').step_by(2);
+        let mut words = unquoted.flat_map(|part| part.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_'));
+        words.any(|word| word.starts_with(|letter: char| letter.is_ascii_digit()) && too_large(word))
+    };
+    text.lines().position(holds_one).map(|index| index + 1)
+}
+
+/// Reads any JSON, keeps nothing, and fails at the first key that is written twice: the parser itself would take the last.
+struct KeysOnce;
+
+impl<'de> Deserialize<'de> for KeysOnce {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Self)
+    }
+}
+
+impl<'de> Visitor<'de> for KeysOnce {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any value")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self, A::Error> {
+        let mut keys = HashSet::new();
+        while let Some(key) = map.next_key::<String>()? {
+            if keys.contains(&key) {
+                return Err(A::Error::custom(format!("duplicate key \"{key}\"")));
+            }
+            keys.insert(key);
+            map.next_value::<Self>()?;
+        }
+        Ok(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self, A::Error> {
+        while list.next_element::<Self>()?.is_some() {}
+        Ok(self)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_unit<E>(self) -> Result<Self, E> {
+        Ok(self)
+    }
+}

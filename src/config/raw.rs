@@ -1,0 +1,470 @@
+//! The configuration as written: every key with its type, and nothing about what the keys mean together.
+//!
+//! A field is `None` when the key is absent or its value is a mistake, which is noted by then. Keys of the built-in
+//! defaults are therefore `None` only after a mistake.
+
+use std::net::SocketAddr;
+use std::num::NonZeroU64;
+use std::time::Duration;
+
+use actix_web::http::header::HeaderName;
+use ipnet::IpNet;
+use reqwest::Url;
+use secrecy::SecretString;
+
+use super::mistakes::Place;
+use super::reader::{Table, Written};
+use super::settings::{HeaderStyle, RedisMode};
+use super::units::{at_least_one, duration, duration_up_to, limit, size, whole_in};
+use super::words::{
+    account, choice, flag, hash, header, listen, log_filter, name, network, redis_url, target, text, token,
+};
+use crate::limit::OnFailure;
+
+type Field<T> = Option<Written<T>>;
+type List<T> = Option<Written<Vec<Written<T>>>>;
+
+/// The longest of all timeouts.
+const TIMEOUT_MAX: Duration = Duration::from_secs(86_400);
+
+/// The longest time that the limiter may spend on one request.
+const BUDGET_MAX: Duration = Duration::from_secs(10);
+
+/// The most threads; more would be a slip of the finger.
+const WORKERS_MAX: u64 = 1_024;
+
+/// The most connections of one worker; a process has not more descriptors.
+const CONNECTIONS_MAX: u64 = 1_000_000;
+
+/// The most callers in memory: below this, a process has not more memory.
+const CALLERS_MAX: u64 = 1_000_000_000;
+
+const ON_FAILURE: &[(&str, OnFailure)] = &[
+    ("allow", OnFailure::Allow),
+    ("deny", OnFailure::Deny),
+    ("local", OnFailure::Local),
+];
+
+/// All of it.
+#[derive(Debug)]
+pub(super) struct Raw {
+    pub(super) place: Place,
+    pub(super) server: ServerSection,
+    pub(super) admin: AdminSection,
+    pub(super) store: StoreSection,
+    pub(super) identity: IdentitySection,
+    pub(super) headers: Field<HeaderStyle>,
+    pub(super) log: LogSection,
+    pub(super) plans: Vec<PlanSection>,
+    pub(super) keys: Vec<KeySection>,
+    pub(super) upstreams: Vec<UpstreamSection>,
+    pub(super) routes: Vec<RouteSection>,
+}
+
+impl Raw {
+    pub(super) fn read(mut root: Table<'_>) -> Self {
+        let raw = Self {
+            place: root.place().clone(),
+            server: root.table("server").map(ServerSection::read).unwrap_or_default(),
+            admin: root.table("admin").map(AdminSection::read).unwrap_or_default(),
+            store: root.table("store").map(StoreSection::read).unwrap_or_default(),
+            identity: root.table("identity").map(IdentitySection::read).unwrap_or_default(),
+            headers: root.table("answers").and_then(read_answers),
+            log: root.table("log").map(LogSection::read).unwrap_or_default(),
+            plans: read_named(&mut root, "plans", PlanSection::read),
+            keys: read_named(&mut root, "keys", KeySection::read),
+            upstreams: read_named(&mut root, "upstreams", UpstreamSection::read),
+            routes: read_named(&mut root, "routes", RouteSection::read),
+        };
+        root.finish();
+        raw
+    }
+}
+
+fn read_named<T>(root: &mut Table<'_>, key: &'static str, read: impl Fn(String, Table<'_>) -> T) -> Vec<T> {
+    let tables = root.named(key).into_iter();
+    tables.map(|(name, table)| read(name, table)).collect()
+}
+
+/// `[server]`
+#[derive(Debug, Default)]
+pub(super) struct ServerSection {
+    pub(super) listen: Field<SocketAddr>,
+    pub(super) workers: Field<u64>,
+    pub(super) drain: Field<Duration>,
+    pub(super) max_body: Field<u64>,
+    pub(super) max_connections: Field<u64>,
+    pub(super) encoded_slashes: Field<bool>,
+}
+
+impl ServerSection {
+    fn read(mut table: Table<'_>) -> Self {
+        let section = Self {
+            listen: table.require("listen", listen),
+            workers: table.require("workers", whole_in(0, WORKERS_MAX)),
+            drain: table.require("drain", duration),
+            max_body: table.require("max_body", size),
+            max_connections: table.require("max_connections", whole_in(1, CONNECTIONS_MAX)),
+            encoded_slashes: table.require("encoded_slashes", flag),
+        };
+        table.finish();
+        section
+    }
+}
+
+/// `[admin]`
+#[derive(Debug, Default)]
+pub(super) struct AdminSection {
+    pub(super) listen: Field<SocketAddr>,
+    pub(super) token: Field<SecretString>,
+    pub(super) token_file: Field<String>,
+}
+
+impl AdminSection {
+    fn read(mut table: Table<'_>) -> Self {
+        let section = Self {
+            listen: table.require("listen", listen),
+            token: table.get("token", token),
+            token_file: table.get("token_file", text),
+        };
+        table.finish();
+        section
+    }
+}
+
+/// Which store counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StoreWord {
+    Memory,
+    Redis,
+}
+
+/// `[store]`
+#[derive(Debug, Default)]
+pub(super) struct StoreSection {
+    pub(super) kind: Field<StoreWord>,
+    pub(super) on_failure: Field<OnFailure>,
+    pub(super) max_callers: Field<u64>,
+    pub(super) redis: RedisSection,
+}
+
+impl StoreSection {
+    fn read(mut table: Table<'_>) -> Self {
+        const KINDS: &[(&str, StoreWord)] = &[("memory", StoreWord::Memory), ("redis", StoreWord::Redis)];
+        let section = Self {
+            kind: table.require("kind", choice(KINDS, &[])),
+            on_failure: table.require("on_failure", choice(ON_FAILURE, &[])),
+            max_callers: table.table("memory").and_then(read_memory),
+            redis: table.table("redis").map(RedisSection::read).unwrap_or_default(),
+        };
+        table.finish();
+        section
+    }
+}
+
+fn read_memory(mut table: Table<'_>) -> Field<u64> {
+    let max_callers = table.require("max_callers", whole_in(1, CALLERS_MAX));
+    table.finish();
+    max_callers
+}
+
+/// `[store.redis]`
+#[derive(Debug, Default)]
+pub(super) struct RedisSection {
+    pub(super) url: Field<SecretString>,
+    pub(super) url_file: Field<String>,
+    pub(super) nodes: List<SecretString>,
+    pub(super) mode: Field<RedisMode>,
+    pub(super) budget: Field<Duration>,
+    pub(super) prefix: Field<String>,
+}
+
+impl RedisSection {
+    fn read(mut table: Table<'_>) -> Self {
+        const MODES: &[(&str, RedisMode)] = &[
+            ("standalone", RedisMode::Standalone),
+            ("cluster", RedisMode::Cluster),
+        ];
+        let section = Self {
+            url: table.get("url", redis_url),
+            url_file: table.get("url_file", text),
+            nodes: table.list("nodes", redis_url),
+            mode: table.require("mode", choice(MODES, &["sentinel"])),
+            budget: table.require("budget", duration_up_to(BUDGET_MAX)),
+            prefix: table.require("prefix", name),
+        };
+        table.finish();
+        section
+    }
+}
+
+/// `[identity]`
+#[derive(Debug, Default)]
+pub(super) struct IdentitySection {
+    pub(super) anonymous: Field<String>,
+    pub(super) credentials: Option<Written<Vec<CredentialSection>>>,
+    pub(super) trusted_proxies: List<IpNet>,
+    pub(super) ipv6_prefix: Field<u64>,
+}
+
+impl IdentitySection {
+    fn read(mut table: Table<'_>) -> Self {
+        let mut section = Self {
+            anonymous: table.get("anonymous", name),
+            credentials: table.tables("credentials").map(|tables| Written {
+                value: tables.value.into_iter().map(CredentialSection::read).collect(),
+                place: tables.place,
+            }),
+            ..Self::default()
+        };
+        if let Some(mut addresses) = table.table("client_address") {
+            addresses.require_present("trusted_proxies", "");
+            section.trusted_proxies = addresses.list("trusted_proxies", network);
+            section.ipv6_prefix = addresses.require("ipv6_prefix", whole_in(1, 128));
+            addresses.finish();
+        }
+        table.finish();
+        section
+    }
+}
+
+/// `[[identity.credentials]]`
+#[derive(Debug)]
+pub(super) struct CredentialSection {
+    pub(super) place: Place,
+    pub(super) header: Field<HeaderName>,
+    pub(super) bearer: Field<bool>,
+    /// Whether one of the keys has a value that is a mistake.
+    pub(super) mistaken: bool,
+}
+
+impl CredentialSection {
+    fn read(mut table: Table<'_>) -> Self {
+        const TYPES: &[(&str, ())] = &[("api_key", ())];
+        let kind = table.require("type", choice(TYPES, &["jwt", "trusted_header"]));
+        let given = (table.has("header"), table.has("bearer"));
+        let header = table.get("header", header);
+        let bearer = table.get("bearer", flag);
+        let section = Self {
+            place: table.place().clone(),
+            mistaken: kind.is_none() || given != (header.is_some(), bearer.is_some()),
+            header,
+            bearer,
+        };
+        // What else a type of a later version may hold is not known here, and its type is a mistake already.
+        if kind.is_some() {
+            table.finish();
+        }
+        section
+    }
+}
+
+fn read_answers(mut table: Table<'_>) -> Field<HeaderStyle> {
+    const STYLES: &[(&str, HeaderStyle)] = &[
+        ("draft-11", HeaderStyle::Draft11),
+        ("x-ratelimit", HeaderStyle::XRateLimit),
+        ("both", HeaderStyle::Both),
+        ("off", HeaderStyle::Off),
+    ];
+    let headers = table.require("headers", choice(STYLES, &[]));
+    table.finish();
+    headers
+}
+
+/// `[log]`
+#[derive(Debug, Default)]
+pub(super) struct LogSection {
+    pub(super) access: Field<bool>,
+    pub(super) level: Field<String>,
+}
+
+impl LogSection {
+    fn read(mut table: Table<'_>) -> Self {
+        let section = Self {
+            access: table.require("access", flag),
+            level: table.require("level", log_filter),
+        };
+        table.finish();
+        section
+    }
+}
+
+/// `[plans.NAME]`
+#[derive(Debug)]
+pub(super) struct PlanSection {
+    pub(super) name: String,
+    pub(super) on_failure: Field<OnFailure>,
+    pub(super) limits: Vec<LimitSection>,
+    pub(super) routes: Vec<PlanRouteSection>,
+}
+
+/// `[plans.NAME.routes.NAME]`
+#[derive(Debug)]
+pub(super) struct PlanRouteSection {
+    /// The route, and where the table stands.
+    pub(super) route: Written<String>,
+    pub(super) limits: Vec<LimitSection>,
+}
+
+impl PlanSection {
+    fn read(name: String, mut table: Table<'_>) -> Self {
+        let section = Self {
+            name,
+            on_failure: table.get("on_failure", choice(ON_FAILURE, &[])),
+            limits: read_limits(&mut table),
+            routes: read_named(&mut table, "routes", PlanRouteSection::read),
+        };
+        table.finish();
+        section
+    }
+}
+
+impl PlanRouteSection {
+    fn read(name: String, mut table: Table<'_>) -> Self {
+        let section = Self {
+            route: Written {
+                value: name,
+                place: table.place().clone(),
+            },
+            limits: read_limits(&mut table),
+        };
+        table.finish();
+        section
+    }
+}
+
+/// `limits = [..]`. Required: what has no limits must say so.
+fn read_limits(table: &mut Table<'_>) -> Vec<LimitSection> {
+    table.require_present("limits", "write limits = [] for none");
+    let tables = table.tables("limits").map(|tables| tables.value);
+    tables.unwrap_or_default().into_iter().map(LimitSection::read).collect()
+}
+
+/// How a limit counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum AlgorithmWord {
+    SlidingWindow,
+    TokenBucket,
+}
+
+/// One element of `limits`
+#[derive(Debug)]
+pub(super) struct LimitSection {
+    pub(super) place: Place,
+    pub(super) name: Field<String>,
+    pub(super) algorithm: Field<AlgorithmWord>,
+    pub(super) limit: Field<NonZeroU64>,
+    pub(super) per: Field<Duration>,
+    pub(super) burst: Field<NonZeroU64>,
+}
+
+impl LimitSection {
+    fn read(mut table: Table<'_>) -> Self {
+        const WORDS: &[(&str, AlgorithmWord)] = &[
+            ("sliding_window", AlgorithmWord::SlidingWindow),
+            ("token_bucket", AlgorithmWord::TokenBucket),
+        ];
+        let words = choice(WORDS, &["quota", "concurrency"]);
+        let algorithm = table.get_or("algorithm", words, AlgorithmWord::SlidingWindow);
+        let mut section = Self {
+            place: table.place().clone(),
+            name: table.require("name", name),
+            algorithm,
+            limit: table.require("limit", limit),
+            per: None,
+            burst: None,
+        };
+        // Which other keys a limit has is up to its algorithm; without one, they are neither read nor refused.
+        if section.algorithm.is_some() {
+            section.per = table.require("per", duration);
+            section.burst = table.get("burst", at_least_one);
+            table.finish();
+        }
+        section
+    }
+}
+
+/// `[keys.NAME]`
+#[derive(Debug)]
+pub(super) struct KeySection {
+    pub(super) name: String,
+    pub(super) hash: Field<[u8; 32]>,
+    pub(super) account: Field<String>,
+    pub(super) plan: Field<String>,
+}
+
+impl KeySection {
+    fn read(id: String, mut table: Table<'_>) -> Self {
+        let section = Self {
+            name: id,
+            hash: table.require("hash", hash),
+            account: table.require("account", account),
+            plan: table.require("plan", name),
+        };
+        table.finish();
+        section
+    }
+}
+
+/// `[upstreams.NAME]`
+#[derive(Debug)]
+pub(super) struct UpstreamSection {
+    pub(super) name: String,
+    pub(super) targets: List<Url>,
+    pub(super) preserve_host: Field<bool>,
+    pub(super) connect_timeout: Field<Duration>,
+    pub(super) head_timeout: Field<Duration>,
+    pub(super) idle_timeout: Field<Duration>,
+    pub(super) pool_idle_timeout: Field<Duration>,
+}
+
+impl UpstreamSection {
+    fn read(name: String, mut table: Table<'_>) -> Self {
+        let timeout = duration_up_to(TIMEOUT_MAX);
+        table.require_present("targets", "for example targets = [\"http://127.0.0.1:9000\"]");
+        let section = Self {
+            name,
+            targets: table.list("targets", target),
+            preserve_host: table.get_or("preserve_host", flag, false),
+            connect_timeout: table.get_or("connect_timeout", &timeout, Duration::from_secs(1)),
+            head_timeout: table.get_or("head_timeout", &timeout, Duration::from_secs(15)),
+            idle_timeout: table.get_or("idle_timeout", &timeout, Duration::from_secs(30)),
+            pool_idle_timeout: table.get_or("pool_idle_timeout", &timeout, Duration::from_secs(4)),
+        };
+        table.finish();
+        section
+    }
+}
+
+/// `[routes.NAME]`
+#[derive(Debug)]
+pub(super) struct RouteSection {
+    pub(super) name: String,
+    pub(super) place: Place,
+    pub(super) path: Field<String>,
+    pub(super) methods: List<String>,
+    pub(super) cost: Field<NonZeroU64>,
+    pub(super) upstream: Field<String>,
+    /// Whether `upstream` is written at all.
+    pub(super) has_upstream: bool,
+    pub(super) plans: List<String>,
+    pub(super) on_failure: Field<OnFailure>,
+}
+
+impl RouteSection {
+    fn read(route: String, mut table: Table<'_>) -> Self {
+        let section = Self {
+            name: route,
+            place: table.place().clone(),
+            path: table.require("path", text),
+            methods: table.list("methods", text),
+            cost: table.get_or("cost", at_least_one, NonZeroU64::MIN),
+            has_upstream: table.has("upstream"),
+            upstream: table.get("upstream", name),
+            plans: table.list("plans", name),
+            on_failure: table.get("on_failure", choice(ON_FAILURE, &[])),
+        };
+        table.finish();
+        section
+    }
+}

@@ -1,0 +1,102 @@
+//! The tier table: plans and their limits.
+
+use std::time::Duration;
+
+use super::Context;
+use crate::config::mistakes::{Fault, Place};
+use crate::config::raw::{AlgorithmWord, LimitSection, PlanRouteSection, PlanSection, Raw};
+use crate::limit::algorithm::{Micros, SlidingWindow, TokenBucket, Unusable};
+use crate::limit::{Algorithm, Rule, Scope};
+use crate::plan::Plan;
+
+pub(super) fn resolve(raw: &Raw, context: &Context<'_>) -> Vec<Plan> {
+    raw.plans.iter().map(|section| plan(section, raw, context)).collect()
+}
+
+fn plan(section: &PlanSection, raw: &Raw, context: &Context<'_>) -> Plan {
+    for route in &section.routes {
+        check_route(route, &section.name, raw, context);
+    }
+    let routes = section.routes.iter().map(|table| {
+        let route = table.route.value.as_str();
+        let scope = Scope::Route(route.into());
+        (route.into(), rules(&table.limits, &scope, context))
+    });
+    Plan {
+        name: section.name.as_str().into(),
+        limits: rules(&section.limits, &Scope::Plan, context),
+        routes: routes.collect(),
+        on_failure: section.on_failure.as_ref().map(|written| written.value),
+    }
+}
+
+/// Limits of a route that does not exist, or that leaves the plan out, would never count.
+fn check_route(table: &PlanRouteSection, plan: &str, raw: &Raw, context: &Context<'_>) {
+    let names: Vec<&str> = raw.routes.iter().map(|route| route.name.as_str()).collect();
+    if !context.exists("route", &table.route, &names) {
+        return;
+    }
+    let name = &table.route.value;
+    let section = raw.routes.iter().find(|route| route.name == *name);
+    let Some(plans) = section.and_then(|route| route.plans.as_ref()) else {
+        return;
+    };
+    if !plans.value.iter().any(|included| included.value == plan) {
+        let fault = Fault::new(format!("limits a route that routes.{name}.plans does not give to the plan"));
+        context.note(fault, &table.route);
+    }
+}
+
+fn rules(sections: &[LimitSection], scope: &Scope, context: &Context<'_>) -> Vec<Rule> {
+    let mut names: Vec<&str> = Vec::new();
+    for name in sections.iter().filter_map(|section| section.name.as_ref()) {
+        if names.contains(&name.value.as_str()) {
+            let fault = Fault::new(format!("there are two limits named \"{}\" here", name.value));
+            context.note(fault, name);
+        }
+        names.push(&name.value);
+    }
+    let rules = sections.iter().filter_map(|section| rule(section, scope, context));
+    rules.collect()
+}
+
+fn rule(section: &LimitSection, scope: &Scope, context: &Context<'_>) -> Option<Rule> {
+    let word = section.algorithm.as_ref()?.value;
+    if let (AlgorithmWord::SlidingWindow, Some(burst)) = (word, &section.burst) {
+        let fault = Fault::new("a sliding window has no burst").hint("add algorithm = \"token_bucket\"");
+        context.note(fault, burst);
+    }
+    let (name, limit, per) = (section.name.as_ref()?, section.limit.as_ref()?, section.per.as_ref()?);
+    let burst = section.burst.as_ref().map_or(limit.value, |burst| burst.value);
+    let per_micros = micros(per.value);
+    let algorithm = match word {
+        AlgorithmWord::SlidingWindow => SlidingWindow::new(limit.value, per_micros).map(Algorithm::SlidingWindow),
+        AlgorithmWord::TokenBucket => {
+            TokenBucket::new(limit.value, per_micros, burst).map(Algorithm::TokenBucket)
+        }
+    };
+    match algorithm {
+        Ok(algorithm) => Some(Rule::new(&name.value, scope.clone(), algorithm)),
+        Err(unusable) => {
+            let place = place_of(unusable, section);
+            context.notes.add(Fault::new(unusable.to_string()).at(place));
+            None
+        }
+    }
+}
+
+/// The key that is to blame.
+fn place_of(unusable: Unusable, section: &LimitSection) -> &Place {
+    let limit = section.limit.as_ref().map(|limit| &limit.place);
+    let place = match unusable {
+        Unusable::Per => section.per.as_ref().map(|per| &per.place),
+        Unusable::Amount => limit,
+        Unusable::Precision => None,
+    };
+    place.unwrap_or(&section.place)
+}
+
+/// Whole microseconds; more than fit become the most there are, which no algorithm takes.
+fn micros(span: Duration) -> Micros {
+    Micros::try_from(span.as_micros()).unwrap_or(Micros::MAX)
+}

@@ -1,0 +1,180 @@
+//! The settings of the process: listeners, store, upstreams, log.
+
+use std::num::NonZeroUsize;
+use std::path::{Path, PathBuf};
+
+use secrecy::{ExposeSecret as _, SecretString};
+
+use super::Context;
+use crate::config::mistakes::{Fault, Origin};
+use crate::config::raw::{AdminSection, Raw, RedisSection, ServerSection, StoreSection, StoreWord, UpstreamSection};
+use crate::config::reader::{Scalar, Written};
+use crate::config::settings::{
+    AdminSettings, LogSettings, RedisMode, RedisSettings, ServerSettings, Settings, StoreKind, StoreSettings,
+};
+use crate::config::words;
+use crate::proxy::UpstreamSettings;
+
+pub(super) fn resolve(raw: &Raw, context: &Context<'_>) -> Option<Settings> {
+    check_listeners(raw, context);
+    let server = server(&raw.server);
+    let admin = admin(&raw.admin, context);
+    let store = store(&raw.store, context);
+    let upstreams = raw.upstreams.iter().map(|section| upstream(section, context));
+    let upstreams = upstreams.collect::<Vec<_>>().into_iter().collect::<Option<_>>();
+    Some(Settings {
+        server: server?,
+        admin: admin?,
+        store: store?,
+        upstreams: upstreams?,
+        headers: raw.headers.as_ref()?.value,
+        log: LogSettings {
+            access: raw.log.access.as_ref()?.value,
+            level: raw.log.level.as_ref()?.value.clone(),
+        },
+    })
+}
+
+/// Two listeners cannot share an address, except port 0, which gives each its own.
+fn check_listeners(raw: &Raw, context: &Context<'_>) {
+    let (Some(public), Some(admin)) = (&raw.server.listen, &raw.admin.listen) else {
+        return;
+    };
+    if public.value == admin.value && public.value.port() != 0 {
+        context.note(Fault::new("is the address of server.listen too"), admin);
+    }
+}
+
+fn server(section: &ServerSection) -> Option<ServerSettings> {
+    let workers = usize::try_from(section.workers.as_ref()?.value).ok()?;
+    Some(ServerSettings {
+        listen: section.listen.as_ref()?.value,
+        workers: NonZeroUsize::new(workers).map_or_else(processors, NonZeroUsize::get),
+        drain: section.drain.as_ref()?.value,
+        max_body: section.max_body.as_ref()?.value,
+        max_connections: usize::try_from(section.max_connections.as_ref()?.value).ok()?,
+    })
+}
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
+}
+
+fn admin(section: &AdminSection, context: &Context<'_>) -> Option<AdminSettings> {
+    if let (Some(_), Some(file)) = (&section.token, &section.token_file) {
+        context.note(Fault::new("stands beside admin.token").hint("keep one of them"), file);
+    }
+    let from_file = match &section.token_file {
+        Some(file) => Some(secret_of(file, words::token, context)?),
+        None => None,
+    };
+    let token = section.token.as_ref().map(|token| token.value.clone()).or(from_file);
+    let listen = section.listen.as_ref()?;
+    if token.is_none() && !listen.value.ip().is_loopback() {
+        let fault = Fault::new("can be reached from other machines, and there is no token")
+            .hint("set admin.token or admin.token_file, or listen on \"127.0.0.1:9090\"");
+        context.note(fault, listen);
+    }
+    Some(AdminSettings {
+        listen: listen.value,
+        token,
+    })
+}
+
+fn store(section: &StoreSection, context: &Context<'_>) -> Option<StoreSettings> {
+    let redis = redis(&section.redis, context);
+    let kind = match section.kind.as_ref()?.value {
+        StoreWord::Memory => StoreKind::Memory,
+        StoreWord::Redis => StoreKind::Redis(redis?),
+    };
+    Some(StoreSettings {
+        kind,
+        max_callers: usize::try_from(section.max_callers.as_ref()?.value).ok()?,
+    })
+}
+
+fn redis(section: &RedisSection, context: &Context<'_>) -> Option<RedisSettings> {
+    let nodes = redis_nodes(section, context);
+    let mode = section.mode.as_ref()?;
+    let nodes = nodes?;
+    if mode.value == RedisMode::Standalone && nodes.len() > 1 {
+        let fault = Fault::new("\"standalone\" is one node").hint("write mode = \"cluster\", or one url");
+        context.note(fault, mode);
+    }
+    Some(RedisSettings {
+        mode: mode.value,
+        nodes,
+        budget: section.budget.as_ref()?.value,
+        prefix: section.prefix.as_ref()?.value.clone(),
+    })
+}
+
+/// The nodes, which may be written in three ways. The built-in `url` gives way to any of them.
+fn redis_nodes(section: &RedisSection, context: &Context<'_>) -> Option<Vec<SecretString>> {
+    let given = |written: &&Written<SecretString>| !matches!(written.place.origin, Origin::BuiltIn(_));
+    let url = section.url.as_ref();
+    let places = [
+        url.filter(given).map(|url| &url.place),
+        section.url_file.as_ref().map(|file| &file.place),
+        section.nodes.as_ref().map(|nodes| &nodes.place),
+    ];
+    if let [_, second, ..] = places.into_iter().flatten().collect::<Vec<_>>().as_slice() {
+        let fault = Fault::new("says again where Redis is").hint("keep one of url, url_file and nodes");
+        context.notes.add(fault.at(second));
+    }
+    if let Some(nodes) = &section.nodes {
+        if nodes.value.is_empty() {
+            context.note(Fault::new("must name at least one node"), nodes);
+        }
+        return Some(nodes.value.iter().map(|node| node.value.clone()).collect());
+    }
+    if let Some(file) = &section.url_file {
+        return Some(vec![secret_of(file, words::redis_url, context)?]);
+    }
+    Some(vec![url?.value.clone()])
+}
+
+/// The secret in a file, without the line ends behind it. A relative path starts where the path is written.
+fn secret_of(
+    file: &Written<String>,
+    parse: impl Fn(Scalar<'_>) -> Result<SecretString, Fault>,
+    context: &Context<'_>,
+) -> Option<SecretString> {
+    let read = std::fs::read_to_string(path_of(file)).map(SecretString::from);
+    let secret = match &read {
+        Ok(text) => parse(Scalar::Text(text.expose_secret().trim_end_matches(['\r', '\n']))),
+        Err(error) => Err(Fault::new(format!("names a file that cannot be read: {error}"))),
+    };
+    secret.map_err(|fault| context.note(fault, file)).ok()
+}
+
+fn path_of(file: &Written<String>) -> PathBuf {
+    let path = Path::new(&file.value);
+    match &file.place.origin {
+        Origin::File(beside) => beside.parent().unwrap_or(Path::new("")).join(path),
+        Origin::BuiltIn(_) | Origin::Environment(_) => path.to_owned(),
+    }
+}
+
+fn upstream(section: &UpstreamSection, context: &Context<'_>) -> Option<UpstreamSettings> {
+    let written = section.targets.as_ref()?;
+    if written.value.is_empty() {
+        context.note(Fault::new("must name at least one target"), written);
+    }
+    let mut targets = Vec::with_capacity(written.value.len());
+    for target in &written.value {
+        if targets.contains(&target.value) {
+            context.note(Fault::new("is in the list twice"), target);
+        }
+        targets.push(target.value.clone());
+    }
+    Some(UpstreamSettings {
+        name: section.name.as_str().into(),
+        targets,
+        preserve_host: section.preserve_host.as_ref()?.value,
+        connect_timeout: section.connect_timeout.as_ref()?.value,
+        head_timeout: section.head_timeout.as_ref()?.value,
+        idle_timeout: section.idle_timeout.as_ref()?.value,
+        pool_idle_timeout: section.pool_idle_timeout.as_ref()?.value,
+    })
+}
