@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use actix_web::http::Method;
 use actix_web::http::header::HeaderMap;
 
-pub use path::{CanonicalPath, PathError, PathRules};
+pub use path::{CanonicalPath, PathError, PathRules, check_query};
 
 /// One request, as far as identity, plan and limit need to know it.
 #[derive(Debug)]
