@@ -1,0 +1,301 @@
+//! Which header fields go on, in both directions. Pure: a map goes in, a map comes out.
+//!
+//! Fields belong to one of three parties:
+//!
+//! * **This hop.** `Connection` and what it lists, framing, `Expect`: they end here and are made new for the next hop.
+//! * **The gateway.** `X-Forwarded-*`, `Forwarded`, `X-Request-Id`, `X-Tollgate-*`: a backend believes them, so a client
+//!   must not write them. Neither can it name them in `Connection` to have them removed, nor write `X_Forwarded_For`,
+//!   which many backends read as the same name.
+//! * **The client and the backend.** All others: line by line, in order, with their bytes untouched.
+//!
+//! actix and http 1 have their own types for names and values; this is where one becomes the other.
+
+use std::fmt::Write as _;
+use std::net::IpAddr;
+
+use actix_web::http::header::{self as inbound, HeaderMap as InboundMap};
+use http::header::{self as outbound, HeaderMap as OutboundMap, HeaderName, HeaderValue};
+use smallvec::SmallVec;
+
+use super::{Failure, Outgoing};
+
+static X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+static X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+static X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+static X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+static X_TOLLGATE_ACCOUNT: HeaderName = HeaderName::from_static("x-tollgate-account");
+static X_TOLLGATE_PLAN: HeaderName = HeaderName::from_static("x-tollgate-plan");
+
+/// Fields that the gateway adds at most, so that the map is allocated once.
+const FIELDS_ADDED_MAX: usize = 10;
+
+/// How the body of a request is delimited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Framing {
+    /// No body and no field about one.
+    None,
+    /// `Content-Length`, which may be 0.
+    Length(u64),
+    /// `Transfer-Encoding: chunked`.
+    Chunked,
+}
+
+impl Framing {
+    /// How a request with these fields is framed. The parser has already refused what is ambiguous.
+    pub(super) fn of(headers: &InboundMap) -> Result<Self, Failure> {
+        if headers.contains_key(inbound::TRANSFER_ENCODING) {
+            return Ok(Self::Chunked);
+        }
+        let Some(length) = headers.get(inbound::CONTENT_LENGTH) else {
+            return Ok(Self::None);
+        };
+        let length = length.to_str().ok().and_then(|text| text.parse().ok());
+        let length = length.ok_or(Failure::Internal("the parser let a malformed length pass"))?;
+        Ok(Self::Length(length))
+    }
+
+    /// Whether body bytes may follow.
+    pub(super) fn has_body(self) -> bool {
+        !matches!(self, Self::None | Self::Length(0))
+    }
+
+    fn write(self, headers: &mut OutboundMap) {
+        match self {
+            Self::None => {}
+            Self::Length(length) => {
+                headers.insert(outbound::CONTENT_LENGTH, HeaderValue::from(length));
+            }
+            Self::Chunked => {
+                headers.insert(outbound::TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+            }
+        }
+    }
+}
+
+/// The header fields of the request to the backend. `authority` is the target's.
+pub(super) fn to_upstream(
+    outgoing: &Outgoing<'_>,
+    framing: Framing,
+    authority: &HeaderValue,
+    preserve_host: bool,
+) -> Result<OutboundMap, Failure> {
+    let mut headers = OutboundMap::with_capacity(outgoing.headers.len() + FIELDS_ADDED_MAX);
+    let client_host = value(outgoing.host.as_bytes())?;
+
+    headers.insert(
+        outbound::HOST,
+        if preserve_host {
+            client_host.clone()
+        } else {
+            authority.clone()
+        },
+    );
+    framing.write(&mut headers);
+    copy_request_fields(outgoing, &mut headers)?;
+
+    headers.insert(&X_FORWARDED_FOR, forwarded_for(outgoing)?);
+    headers.insert(outbound::FORWARDED, forwarded(outgoing)?);
+    // A trusted peer has said both already, from where it stands. Otherwise the client stands right before us.
+    headers
+        .entry(&X_FORWARDED_PROTO)
+        .or_insert(value(outgoing.scheme.as_bytes())?);
+    headers.entry(&X_FORWARDED_HOST).or_insert(client_host);
+    headers.insert(&X_REQUEST_ID, value(outgoing.request_id.as_bytes())?);
+    headers.insert(&X_TOLLGATE_PLAN, value(outgoing.plan.as_bytes())?);
+    if let Some(account) = outgoing.account {
+        headers.insert(&X_TOLLGATE_ACCOUNT, value(account.as_bytes())?);
+    }
+    Ok(headers)
+}
+
+fn copy_request_fields(outgoing: &Outgoing<'_>, headers: &mut OutboundMap) -> Result<(), Failure> {
+    let connection_lines = outgoing
+        .headers
+        .get_all(inbound::CONNECTION)
+        .map(|line| line.as_bytes());
+    let connection = listed(connection_lines, |name| outgoing.headers.contains_key(name));
+    let credential = outgoing.credential.map(|name| name.as_str());
+
+    for (name, content) in outgoing.headers {
+        let name = name.as_str();
+        let goes_on = match owner(name) {
+            Owner::Hop | Owner::Gateway => false,
+            Owner::Proxies => outgoing.peer_is_trusted,
+            Owner::Ends => !is_listed(&connection, name),
+        };
+        if !goes_on || is_credential(name, credential) || is_look_alike(name, credential) {
+            continue;
+        }
+        headers.append(outbound_name(name)?, value(content.as_bytes())?);
+    }
+    Ok(())
+}
+
+/// Copies the header fields of a backend's answer, except those of its own hop.
+///
+/// `Content-Length` is of the hop too: the body type says it, because actix writes what the body says.
+pub(super) fn to_client(answer: &OutboundMap, headers: &mut InboundMap) -> Result<(), Failure> {
+    let connection_lines = answer
+        .get_all(outbound::CONNECTION)
+        .iter()
+        .map(HeaderValue::as_bytes);
+    let connection = listed(connection_lines, |name| answer.contains_key(name));
+    for (name, content) in answer {
+        if is_hop_by_hop(name.as_str())
+            || name == outbound::CONTENT_LENGTH
+            || is_listed(&connection, name.as_str())
+        {
+            continue;
+        }
+        headers.append(inbound_name(name)?, inbound_value(content.as_bytes())?);
+    }
+    Ok(())
+}
+
+/// Who writes a request field.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    /// Ends at this hop.
+    Hop,
+    /// The gateway writes it; what comes in under the name is dropped (or appended to, where that is its meaning).
+    Gateway,
+    /// Proxies before us write it; from anybody else it is a claim about the client, made by the client.
+    Proxies,
+    /// Client and backend, and nobody between them.
+    Ends,
+}
+
+/// Who writes the request field `name`, which is in lower case.
+fn owner(name: &str) -> Owner {
+    match name {
+        _ if is_hop_by_hop(name) => Owner::Hop,
+        "host" | "content-length" | "expect" | "http2-settings" => Owner::Hop,
+        "x-forwarded-for" | "forwarded" | "x-request-id" => Owner::Gateway,
+        // They ask the backend for another method or path than the one that was decided on.
+        "x-http-method-override"
+        | "x-http-method"
+        | "x-method-override"
+        | "x-original-url"
+        | "x-rewrite-url" => Owner::Gateway,
+        "x-real-ip" | "true-client-ip" | "cf-connecting-ip" => Owner::Proxies,
+        _ if name.starts_with("x-tollgate-") => Owner::Gateway,
+        _ if name.starts_with("x-forwarded-") => Owner::Proxies,
+        _ => Owner::Ends,
+    }
+}
+
+/// RFC 9110, 7.6.1, with the older names that still occur.
+fn is_hop_by_hop(name: &str) -> bool {
+    matches!(
+        name,
+        "connection"
+            | "keep-alive"
+            | "proxy-authenticate"
+            | "proxy-authorization"
+            | "proxy-authentication-info"
+            | "proxy-connection"
+            | "te"
+            | "trailer"
+            | "transfer-encoding"
+            | "upgrade"
+    )
+}
+
+fn is_credential(name: &str, credential: Option<&str>) -> bool {
+    credential == Some(name)
+}
+
+/// Whether `name`, written with dashes, is a name that the client must not write. CGI and its many heirs turn both into
+/// the same variable.
+fn is_look_alike(name: &str, credential: Option<&str>) -> bool {
+    if !name.contains('_') {
+        return false;
+    }
+    let dashed = name.replace('_', "-");
+    owner(&dashed) != Owner::Ends || is_credential(&dashed, credential)
+}
+
+/// The names of present fields that these `Connection` lines list. Names that are not there are left out, so a long list
+/// costs no more later than there are fields.
+fn listed<'a>(
+    lines: impl Iterator<Item = &'a [u8]>,
+    is_present: impl Fn(&str) -> bool,
+) -> SmallVec<[&'a str; 4]> {
+    let mut listed = SmallVec::new();
+    for name in lines.flat_map(tokens) {
+        if is_present(name) && !is_listed(&listed, name) {
+            listed.push(name);
+        }
+    }
+    listed
+}
+
+fn is_listed(listed: &[&str], name: &str) -> bool {
+    listed.iter().any(|one| one.eq_ignore_ascii_case(name))
+}
+
+fn tokens(line: &[u8]) -> impl Iterator<Item = &str> {
+    line.split(|byte| *byte == b',')
+        .filter_map(|token| std::str::from_utf8(token.trim_ascii()).ok())
+        .filter(|token| !token.is_empty())
+}
+
+/// `X-Forwarded-For`: what a trusted peer wrote, then the peer; from anybody else the peer alone.
+fn forwarded_for(outgoing: &Outgoing<'_>) -> Result<HeaderValue, Failure> {
+    appended(outgoing, "x-forwarded-for", &outgoing.peer.to_string())
+}
+
+/// `Forwarded` (RFC 7239), by the same rule.
+fn forwarded(outgoing: &Outgoing<'_>) -> Result<HeaderValue, Failure> {
+    let mut element = String::with_capacity(96);
+    let written = match outgoing.peer {
+        IpAddr::V4(peer) => write!(element, "for={peer}"),
+        IpAddr::V6(peer) => write!(element, "for=\"[{peer}]\""),
+    };
+    written.expect("writing to a string cannot fail");
+    element.push_str(";host=\"");
+    for character in outgoing.host.chars() {
+        if matches!(character, '"' | '\\') {
+            element.push('\\');
+        }
+        element.push(character);
+    }
+    element.push_str("\";proto=");
+    element.push_str(outgoing.scheme);
+    appended(outgoing, "forwarded", &element)
+}
+
+/// `element`, behind the lines of `name` that a trusted peer sent.
+fn appended(outgoing: &Outgoing<'_>, name: &str, element: &str) -> Result<HeaderValue, Failure> {
+    if !outgoing.peer_is_trusted || !outgoing.headers.contains_key(name) {
+        return value(element.as_bytes());
+    }
+    let mut list = Vec::with_capacity(128);
+    for line in outgoing.headers.get_all(name) {
+        let line = line.as_bytes().trim_ascii();
+        if !line.is_empty() {
+            list.extend_from_slice(line);
+            list.extend_from_slice(b", ");
+        }
+    }
+    list.extend_from_slice(element.as_bytes());
+    value(&list)
+}
+
+fn value(bytes: &[u8]) -> Result<HeaderValue, Failure> {
+    HeaderValue::from_bytes(bytes).map_err(|_| Failure::Internal("a header value cannot be sent on"))
+}
+
+fn outbound_name(name: &str) -> Result<HeaderName, Failure> {
+    HeaderName::from_bytes(name.as_bytes()).map_err(|_| Failure::Internal("a header name cannot be sent on"))
+}
+
+fn inbound_name(name: &HeaderName) -> Result<inbound::HeaderName, Failure> {
+    inbound::HeaderName::from_bytes(name.as_str().as_bytes())
+        .map_err(|_| Failure::Internal("a header name cannot be passed back"))
+}
+
+fn inbound_value(bytes: &[u8]) -> Result<inbound::HeaderValue, Failure> {
+    inbound::HeaderValue::from_bytes(bytes)
+        .map_err(|_| Failure::Internal("a header value cannot be passed back"))
+}

@@ -1,0 +1,1 @@
+//! The proxy on real sockets.
