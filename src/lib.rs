@@ -15,11 +15,16 @@
 //! [`gateway`] assembles the rooms into a running server. [`config`] and [`admin`] are side rooms.
 //! [`inbound`], [`record`] and [`clock`] are what the rooms hand to each other.
 
+pub mod admin;
 pub mod clock;
 pub mod config;
+pub mod gate;
+pub mod gateway;
 pub mod identify;
 pub mod inbound;
 pub mod limit;
+pub mod listen;
 pub mod observe;
 pub mod plan;
 pub mod proxy;
+pub mod record;

@@ -1,2 +1,9 @@
-//! The `tollgate` command.
-fn main() {}
+//! The `tollgate` command: everything it does is in [`cli`].
+
+mod cli;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cli::run()
+}

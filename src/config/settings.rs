@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use secrecy::SecretString;
 
+pub use crate::limit::headers::Style as HeaderStyle;
 use crate::proxy::UpstreamSettings;
 
 /// All of them.
@@ -86,19 +87,6 @@ pub enum RedisMode {
     Standalone,
     /// Redis Cluster.
     Cluster,
-}
-
-/// Which rate-limit header fields answers carry.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HeaderStyle {
-    /// `RateLimit` and `RateLimit-Policy` of draft-ietf-httpapi-ratelimit-headers-11.
-    Draft11,
-    /// `X-RateLimit-Limit`, `-Remaining`, `-Reset` of the tightest limit.
-    XRateLimit,
-    /// Both.
-    Both,
-    /// Neither.
-    Off,
 }
 
 /// `[log]`

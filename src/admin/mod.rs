@@ -1,0 +1,168 @@
+//! The operator's side, on a port of its own: metrics and probes.
+//!
+//! `/livez` and `/readyz` are open to everybody who reaches the port; everything else asks for the token, if one is set.
+//! The port is on loopback by default, and without a token it may be nowhere else.
+
+use std::io;
+use std::net::TcpListener;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use actix_web::dev::Server;
+use actix_web::http::header;
+use actix_web::{App, HttpRequest, HttpResponse, HttpServer, web};
+use secrecy::{ExposeSecret, SecretString};
+use serde::Serialize;
+use subtle::ConstantTimeEq;
+
+use crate::clock;
+use crate::config::Settings;
+use crate::gate::Counting;
+use crate::limit::OnFailure;
+use crate::limit::store::{MemoryStore, RedisStore};
+use crate::observe::Metrics;
+
+/// What the operator can see.
+#[derive(Debug, Clone)]
+pub struct Admin {
+    metrics: Arc<Metrics>,
+    memory: Arc<MemoryStore>,
+    counting: Counting,
+    token: Option<SecretString>,
+    draining: Draining,
+    /// Whether a gateway without its store refuses everything, and so is not ready.
+    needs_store: bool,
+}
+
+/// Whether the gateway has begun to stop.
+#[derive(Debug, Clone, Default)]
+pub struct Draining(Arc<AtomicBool>);
+
+impl Draining {
+    /// From now on the gateway is not ready.
+    pub fn begin(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn has_begun(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Admin {
+    /// The operator's view of a gateway that is about to start.
+    #[must_use]
+    pub fn new(settings: &Settings, on_failure: OnFailure, metrics: Arc<Metrics>, memory: Arc<MemoryStore>, counting: Counting) -> Self {
+        metrics.build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        let now = clock::wall().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default();
+        metrics.config_timestamp.set(now.as_secs_f64());
+        let token = settings.admin.token.clone();
+        let needs_store = on_failure == OnFailure::Deny;
+        Self { metrics, memory, counting, token, draining: Draining::default(), needs_store }
+    }
+
+    /// The switch that says the gateway is stopping.
+    #[must_use]
+    pub fn draining(&self) -> Draining {
+        self.draining.clone()
+    }
+
+    fn permits(&self, request: &HttpRequest) -> bool {
+        let Some(token) = &self.token else { return true };
+        let shown = request.headers().get(header::AUTHORIZATION).map(|value| value.as_bytes());
+        let shown = shown.and_then(|value| value.strip_prefix(b"Bearer "));
+        shown.is_some_and(|shown| bool::from(shown.ct_eq(token.expose_secret().as_bytes())))
+    }
+}
+
+/// Serves the admin listener.
+///
+/// # Errors
+/// When the listener cannot be used.
+pub fn server(listener: TcpListener, admin: Admin) -> io::Result<Server> {
+    let server = HttpServer::new(move || {
+        let probe = Rc::new(StoreProbe::new(&admin.counting));
+        App::new()
+            .app_data(web::Data::new(admin.clone()))
+            .app_data(probe)
+            .route("/livez", web::get().to(livez))
+            .route("/readyz", web::get().to(readyz))
+            .route("/metrics", web::get().to(metrics))
+            .default_service(web::to(HttpResponse::NotFound))
+    });
+    Ok(server.workers(1).disable_signals().shutdown_timeout(1).listen(listener)?.run())
+}
+
+/// The process runs. Says nothing of anything else: a store that is away must not get the gateway restarted.
+async fn livez() -> &'static str {
+    "ok\n"
+}
+
+#[derive(Serialize)]
+struct Readiness {
+    ready: bool,
+    listener: &'static str,
+    store: &'static str,
+}
+
+/// Whether traffic should come here, and which part says no.
+async fn readyz(admin: web::Data<Admin>, request: HttpRequest) -> HttpResponse {
+    let store = match request.app_data::<Rc<StoreProbe>>() {
+        Some(probe) => probe.state().await,
+        None => "unknown",
+    };
+    let listener = if admin.draining.has_begun() { "draining" } else { "ok" };
+    let ready = listener == "ok" && (store != "away" || !admin.needs_store);
+    let mut response = if ready { HttpResponse::Ok() } else { HttpResponse::ServiceUnavailable() };
+    response.json(Readiness { ready, listener, store })
+}
+
+async fn metrics(admin: web::Data<Admin>, request: HttpRequest) -> HttpResponse {
+    if !admin.permits(&request) {
+        return HttpResponse::Unauthorized().insert_header((header::WWW_AUTHENTICATE, "Bearer")).finish();
+    }
+    admin.metrics.memory_callers.set(saturating(admin.memory.callers() as u64));
+    admin.metrics.memory_overflowed.set(saturating(admin.memory.overflowed()));
+    match admin.metrics.render() {
+        Ok(text) => HttpResponse::Ok().content_type(prometheus::TEXT_FORMAT).body(text),
+        Err(error) => {
+            tracing::error!(%error, "cannot write the metrics");
+            HttpResponse::InternalServerError().finish()
+        }
+    }
+}
+
+fn saturating(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+/// A connection of the admin side's own, to see whether the store answers.
+struct StoreProbe {
+    redis: Option<(RedisStore, Duration)>,
+}
+
+impl StoreProbe {
+    fn new(counting: &Counting) -> Self {
+        let redis = match counting {
+            Counting::Memory => None,
+            Counting::Redis { topology, prefix, budget } => {
+                RedisStore::new(topology.clone(), prefix, *budget).ok().map(|redis| (redis, *budget))
+            }
+        };
+        Self { redis }
+    }
+
+    async fn state(&self) -> &'static str {
+        let Some((redis, budget)) = &self.redis else { return "memory" };
+        match tokio::time::timeout(*budget, redis.ping()).await {
+            Ok(Ok(())) => "ok",
+            Ok(Err(_)) => "away",
+            Err(_) => {
+                redis.disconnect();
+                "away"
+            }
+        }
+    }
+}

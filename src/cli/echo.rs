@@ -1,0 +1,37 @@
+//! `tollgate echo`
+
+use std::net::{SocketAddr, TcpListener};
+
+use actix_web::rt::System;
+use anyhow::Context;
+use clap::Args;
+use tollgate::proxy::echo;
+
+use super::{Failed, say};
+
+#[derive(Debug, Args)]
+pub(super) struct Echo {
+    /// Where to listen
+    #[arg(long, default_value = "127.0.0.1:9000", value_name = "ADDRESS")]
+    listen: SocketAddr,
+}
+
+impl Echo {
+    pub(super) fn run(&self) -> Result<(), Failed> {
+        let listener =
+            TcpListener::bind(self.listen).with_context(|| format!("cannot listen on {}; is the port taken?", self.listen))?;
+        say(format_args!("echoing on http://{}", listener.local_addr()?));
+        System::new().block_on(async {
+            let server = echo::serve(listener)?;
+            let handle = server.handle();
+            tokio::select! {
+                ended = server => ended,
+                () = super::stop_signal() => {
+                    handle.stop(true).await;
+                    Ok(())
+                }
+            }
+        })?;
+        Ok(())
+    }
+}

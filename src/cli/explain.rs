@@ -1,0 +1,101 @@
+//! `tollgate explain`: what would apply to a request, without sending or charging it.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use actix_web::http::Method;
+use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
+use clap::Args;
+use tollgate::config::StoreKind;
+use tollgate::identify::CredentialSource;
+use tollgate::inbound::{CanonicalPath, Inbound};
+use tollgate::limit::Rule;
+use tollgate::limit::algorithm::Algorithm;
+use tollgate::plan::Policy;
+
+use super::{ConfigArgs, Failed, say};
+
+#[derive(Debug, Args)]
+pub(super) struct Explain {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// The path of the request
+    #[arg(long)]
+    path: String,
+    /// The method of the request
+    #[arg(long, default_value = "GET")]
+    method: Method,
+    /// The API key that the caller shows
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+    /// The address that the caller has
+    #[arg(long, value_name = "ADDR", default_value_t = IpAddr::V4(Ipv4Addr::LOCALHOST))]
+    ip: IpAddr,
+}
+
+impl Explain {
+    pub(super) fn run(&self) -> Result<(), Failed> {
+        let loaded = self.config.load()?;
+        let prefix = match &loaded.settings.store.kind {
+            StoreKind::Redis(redis) => Some(redis.prefix.clone()),
+            StoreKind::Memory => None,
+        };
+        let headers = self.headers(&loaded.policy.credentials)?;
+        let policy = Policy::new(loaded.policy).map_err(|error| Failed::Usage(error.to_string()))?;
+        let path = CanonicalPath::parse(&self.path, policy.path_rules).map_err(|error| refused(&error))?;
+        say(format_args!("path     {}", path.as_str()));
+        let inbound = Inbound { method: &self.method, path, headers: &headers, peer: self.ip };
+        let (position, route) = policy.route(&inbound).map_err(|error| refused(&error))?;
+        say(format_args!("route    {} ({}), cost {}", route.name, route.pattern.as_str(), route.cost));
+        let (caller, _) = policy.identity.caller(&inbound).map_err(|error| refused(&error))?;
+        say(format_args!("caller   {}", caller.id));
+        say(format_args!("plan     {}", caller.plan));
+        let offer = policy.offer(&caller.plan, position);
+        let offer = offer.ok_or_else(|| Failed::Usage("The plan does not include the route: the answer would be 403.".into()))?;
+        for rule in &*offer.rules {
+            say(format_args!("limit    {}: {}", rule.name, promise(rule)));
+            if let Some(prefix) = &prefix {
+                say(format_args!("         key {prefix}:{{{}}}:{}", caller.id, rule.key));
+            }
+        }
+        if offer.rules.is_empty() {
+            say("limit    none: every request passes");
+        }
+        Ok(())
+    }
+
+    /// The key where the first credential of the configuration is looked for.
+    fn headers(&self, credentials: &[CredentialSource]) -> Result<HeaderMap, Failed> {
+        let mut headers = HeaderMap::new();
+        let Some(key) = &self.key else { return Ok(headers) };
+        let bearer = (HeaderName::from_static("authorization"), format!("Bearer {key}"));
+        let (name, value) = match credentials.first() {
+            Some(CredentialSource::KeyHeader(name)) => (name.clone(), key.clone()),
+            Some(CredentialSource::KeyBearer) | None => bearer,
+        };
+        let value = HeaderValue::from_str(&value).map_err(|_| Failed::Usage("This key cannot stand in a header.".into()))?;
+        headers.insert(name, value);
+        Ok(headers)
+    }
+}
+
+fn refused(reason: &dyn std::fmt::Display) -> Failed {
+    Failed::Usage(format!("Such a request would be refused: {reason}."))
+}
+
+fn promise(rule: &Rule) -> String {
+    match &rule.algorithm {
+        Algorithm::SlidingWindow(window) => {
+            format!("never more than {} in any {}", window.limit(), span(window.per()))
+        }
+        Algorithm::TokenBucket(bucket) => {
+            format!("{} each {}, up to {} at once", bucket.limit(), span(bucket.per()), bucket.burst())
+        }
+    }
+}
+
+/// Microseconds in the largest unit that needs no fraction.
+fn span(micros: u64) -> String {
+    let units = [(86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "min"), (1_000_000, "s"), (1_000, "ms")];
+    let unit = units.into_iter().find(|(size, _)| micros % size == 0);
+    unit.map_or_else(|| format!("{micros} us"), |(size, name)| format!("{} {name}", micros / size))
+}

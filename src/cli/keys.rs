@@ -1,0 +1,42 @@
+//! `tollgate keys`
+
+use std::io::Read;
+
+use clap::{Args, Subcommand};
+use sha2::{Digest, Sha256};
+
+use super::{Failed, say};
+
+#[derive(Debug, Args)]
+pub(super) struct Keys {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Read a key from standard input and print the hash that stands in the configuration
+    Hash,
+}
+
+impl Keys {
+    pub(super) fn run(&self) -> Result<(), Failed> {
+        match self.action {
+            Action::Hash => hash(),
+        }
+    }
+}
+
+/// The key comes from standard input, so that it stands in no process list and no shell history.
+fn hash() -> Result<(), Failed> {
+    let mut key = Vec::new();
+    std::io::stdin().lock().read_to_end(&mut key)?;
+    let key = key.trim_ascii();
+    if key.is_empty() {
+        return Err(Failed::Usage("There is no key on standard input. Try: printf %s \"$KEY\" | tollgate keys hash".into()));
+    }
+    let digest = Sha256::digest(key);
+    let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    say(format_args!("sha256:{hex}"));
+    Ok(())
+}

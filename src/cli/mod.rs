@@ -1,0 +1,183 @@
+//! The commands. The only room that prints.
+//!
+//! Exit codes: 0 done, 64 bad configuration or usage, 1 anything else. Errors go to standard error as plain sentences
+//! with the next step, never as a backtrace.
+
+mod check;
+mod demo;
+mod echo;
+mod explain;
+mod keys;
+mod serve;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+use tollgate::config::{self, Loaded, Mistakes, Purpose, Sources};
+use tracing_subscriber::EnvFilter;
+
+/// `EX_USAGE` of sysexits.h: the configuration or the command line is wrong.
+const EXIT_USAGE: u8 = 64;
+
+/// An API gateway that limits exactly and says why.
+#[derive(Debug, Parser)]
+#[command(name = "tollgate", version, about, arg_required_else_help = true, after_help = "Start here: tollgate demo")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Gateway, echo backend and example plans in one process, with curl lines to try
+    #[command(after_help = "Example: tollgate demo --listen 127.0.0.1:8080")]
+    Demo(demo::Demo),
+    /// Run the gateway
+    #[command(after_help = "Example: tollgate serve -c /etc/tollgate")]
+    Serve(ConfigArgs),
+    /// Read and resolve the whole configuration; print every mistake
+    #[command(after_help = "Example: tollgate check -c gateway.toml -c keys.toml")]
+    Check(ConfigArgs),
+    /// Route, caller, plan and every limit that would apply to a request, without charging it
+    #[command(after_help = "Example: tollgate explain --path /v1/search --key tg_demo_free_key")]
+    Explain(explain::Explain),
+    /// Work with API keys
+    #[command(after_help = "Example: printf %s \"$KEY\" | tollgate keys hash")]
+    Keys(keys::Keys),
+    /// A backend that answers with what it saw, to try a configuration against
+    #[command(after_help = "Example: tollgate echo --listen 127.0.0.1:9000")]
+    Echo(echo::Echo),
+}
+
+/// Where the configuration is.
+#[derive(Debug, Args)]
+struct ConfigArgs {
+    /// A file, or a directory with *.toml, *.yaml, *.json; later ones win [default: ./config, else the built-in one]
+    #[arg(short, long = "config", value_name = "FILE|DIR")]
+    config: Vec<PathBuf>,
+}
+
+/// What went wrong, and how the process says so.
+#[derive(Debug)]
+enum Failed {
+    /// The configuration has mistakes.
+    Config(Mistakes),
+    /// The command was used wrongly.
+    Usage(String),
+    /// Anything else, as a sentence.
+    Other(anyhow::Error),
+}
+
+impl From<Mistakes> for Failed {
+    fn from(mistakes: Mistakes) -> Self {
+        Self::Config(mistakes)
+    }
+}
+
+impl<E: Into<anyhow::Error>> From<E> for Failed {
+    fn from(error: E) -> Self {
+        Self::Other(error.into())
+    }
+}
+
+/// Runs the command that the process was started with.
+pub(crate) fn run() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return usage(&error),
+    };
+    let result = match cli.command {
+        Command::Demo(demo) => demo.run(),
+        Command::Serve(config) => serve::run(&config),
+        Command::Check(config) => check::run(&config),
+        Command::Explain(explain) => explain.run(),
+        Command::Keys(keys) => keys.run(),
+        Command::Echo(echo) => echo.run(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failed) => failed.report(),
+    }
+}
+
+/// Help and version are no mistakes; everything else clap complains of is.
+fn usage(error: &clap::Error) -> ExitCode {
+    // There is nobody to tell when the terminal is gone.
+    let _printed = error.print();
+    if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS }
+}
+
+impl Failed {
+    fn report(&self) -> ExitCode {
+        match self {
+            Self::Config(mistakes) => {
+                complain(mistakes);
+                ExitCode::from(EXIT_USAGE)
+            }
+            Self::Usage(sentence) => {
+                complain(sentence);
+                ExitCode::from(EXIT_USAGE)
+            }
+            Self::Other(error) => {
+                complain(&format!("{error:#}"));
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
+
+impl ConfigArgs {
+    /// The named files, else `./config` if it is there, else what is built in.
+    fn sources(&self) -> Sources {
+        let default = Path::new("config");
+        let files = match self.config.as_slice() {
+            [] if default.is_dir() => vec![default.to_owned()],
+            named => named.to_vec(),
+        };
+        Sources { files, environment: Sources::environment_of_process(), purpose: Purpose::Gateway }
+    }
+
+    fn load(&self) -> Result<Loaded, Failed> {
+        Ok(config::load(&self.sources())?)
+    }
+}
+
+/// A line for the person who called.
+#[expect(clippy::print_stdout, reason = "this is the room that prints")]
+fn say(text: impl std::fmt::Display) {
+    println!("{text}");
+}
+
+/// A line about what went wrong.
+#[expect(clippy::print_stderr, reason = "this is the room that prints")]
+fn complain(text: impl std::fmt::Display) {
+    eprintln!("{text}");
+}
+
+/// Messages as JSON lines on standard error.
+fn start_logging(level: &str) -> Result<(), Failed> {
+    let filter = EnvFilter::try_new(level).map_err(|error| Failed::Usage(format!("log.level: {error}")))?;
+    tracing_subscriber::fmt()
+        .json()
+        .flatten_event(true)
+        .with_current_span(false)
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
+    Ok(())
+}
+
+/// SIGTERM or SIGINT.
+async fn stop_signal() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    else {
+        // Without handlers the signals end the process at once, which is the next best thing.
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}
