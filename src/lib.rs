@@ -20,5 +20,6 @@ pub mod config;
 pub mod identify;
 pub mod inbound;
 pub mod limit;
+pub mod listen;
 pub mod plan;
 pub mod proxy;

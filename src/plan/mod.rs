@@ -4,4 +4,4 @@ mod policy;
 mod route;
 
 pub use policy::{Offer, Plan, PolicyParts};
-pub use route::{Methods, Pattern, PatternError, Route, RouteTable};
+pub use route::{Conflict, Methods, MethodsError, Missing, Pattern, PatternError, Route, RouteTable};

@@ -1,0 +1,3 @@
+//! Where requests come in, and how a refusal looks on the wire.
+
+pub mod check;
