@@ -12,13 +12,14 @@ use std::time::Duration;
 use actix_web::body::{EitherBody, MessageBody};
 use actix_web::dev::{Service, ServiceRequest, ServiceResponse, Transform, forward_ready};
 use actix_web::http::Method;
-use actix_web::http::header::{HeaderName, HeaderValue};
+use actix_web::http::header::HeaderValue;
 use actix_web::{Error, HttpMessage};
 use arc_swap::ArcSwap;
 use futures_util::future::LocalBoxFuture;
 
-use crate::identify::Caller;
-use crate::inbound::{CanonicalPath, Inbound, check_query};
+use crate::identify::{Caller, CredentialHeaders};
+use crate::inbound::path::check_query;
+use crate::inbound::{CanonicalPath, Inbound};
 use crate::limit::headers::Style;
 use crate::limit::store::{Charge, Guarded, MemoryStore, OpenError, RedisStore, Topology};
 use crate::limit::{Limiter, Pass};
@@ -37,11 +38,15 @@ impl Worker {
         record.accepted(&inbound.path);
         let (position, route) = policy.route(&inbound)?;
         record.found(route);
-        let (caller, credential) = policy.identity.caller(&inbound)?;
+        let (caller, credentials) = policy.identity.caller(&inbound)?;
         record.identified(&caller);
         let offer = policy.offer(&caller.plan, position).ok_or(Rejection::Excluded)?;
         record.offered(offer);
-        let charge = Charge { caller: &caller.id, rules: &offer.rules, cost: route.cost };
+        let charge = Charge {
+            caller: &caller.id,
+            rules: &offer.rules,
+            cost: route.cost,
+        };
         let (ruling, pass) = self.limiter.admit(charge, offer.on_failure).await;
         record.ruled(ruling, pass.is_some());
         let pass = pass.ok_or_else(|| refusal(record))?;
@@ -49,7 +54,7 @@ impl Worker {
         Ok(Admitted {
             pass,
             offer: Arc::clone(offer),
-            credential,
+            credentials,
             path: inbound.path.as_str().into(),
             peer: inbound.peer,
             peer_is_trusted,
@@ -70,8 +75,8 @@ pub struct Admitted {
     pub offer: Arc<Offer>,
     /// The canonical path: what was routed and counted, and what a backend must be sent.
     pub path: Box<str>,
-    /// The header field that held the credential.
-    pub credential: Option<HeaderName>,
+    /// The header fields that held the credential.
+    pub credentials: CredentialHeaders,
     /// The address at the other end of the socket.
     pub peer: IpAddr,
     /// Whether that peer is a proxy that may say for whom it speaks.
@@ -124,7 +129,14 @@ impl Gate {
     #[must_use]
     pub fn new(policy: Policy, counting: Counting, memory: Arc<MemoryStore>, metrics: Arc<Metrics>) -> Self {
         let policy = ArcSwap::from_pointee(policy);
-        Self(Arc::new(Shared { policy, counting, memory, metrics, style: Style::Draft11, access_log: None }))
+        Self(Arc::new(Shared {
+            policy,
+            counting,
+            memory,
+            metrics,
+            style: Style::Draft11,
+            access_log: None,
+        }))
     }
 
     /// With these rate-limit header fields instead of those of draft 11.
@@ -160,28 +172,43 @@ impl Worker {
         let memory = Arc::clone(&shared.memory);
         let limiter = match &shared.counting {
             Counting::Memory => Limiter::in_memory(memory),
-            Counting::Redis { topology, prefix, budget } => {
+            Counting::Redis {
+                topology,
+                prefix,
+                budget,
+            } => {
                 let redis = RedisStore::new(topology.clone(), prefix, *budget)?;
                 Limiter::on_redis(Guarded::new(redis, *budget), memory)
             }
         };
         let access_log = shared.access_log.as_ref().map(AccessLogWriter::handle);
-        let observer = Observer { metrics: Arc::clone(&shared.metrics), access_log };
-        Ok(Self { shared, limiter, observer, ids: RequestIds::new() })
+        let observer = Observer {
+            metrics: Arc::clone(&shared.metrics),
+            access_log,
+        };
+        Ok(Self {
+            shared,
+            limiter,
+            observer,
+            ids: RequestIds::new(),
+        })
     }
 
     /// The whole of one request: decide, hand on or refuse, and see to it that the answer tells what was decided.
     async fn serve<S, B>(self: Rc<Self>, service: Rc<S>, request: ServiceRequest) -> Result<Answer<B>, Error>
     where
         S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error>,
-        B: MessageBody,
+        B: MessageBody + 'static,
     {
         let request_id = self.ids.of(request.headers());
         let mut record = Record::begin(self.observer.clone(), method_label(request.method()), request_id);
         let mut answer = match self.admit(&request, &mut record).await {
             Ok(admitted) => {
                 request.extensions_mut().insert(admitted);
-                service.call(request).await?.map_into_left_body()
+                let answer = service.call(request).await;
+                answer
+                    .inspect_err(|error| record.failed(error))?
+                    .map_into_left_body()
             }
             Err(rejection) => {
                 let reply = rejection.reply(record.request_id());
@@ -194,7 +221,13 @@ impl Worker {
         let fields = answer.headers_mut();
         fields.insert(request_id::FIELD, record.request_id().clone());
         if let Some((offer, decision)) = record.decided() {
-            limit_fields(fields, self.shared.style, offer.policy_field.as_ref(), &offer.rules, decision);
+            limit_fields(
+                fields,
+                self.shared.style,
+                offer.policy_field.as_ref(),
+                &offer.rules,
+                decision,
+            );
         }
         record.answered(answer.status().as_u16());
         Ok(answer.map_body(|_, body| Recorded::new(body, record)))
@@ -216,8 +249,12 @@ where
     type Future = std::future::Ready<Result<Self::Transform, Self::InitError>>;
 
     fn new_transform(&self, service: S) -> Self::Future {
-        let worker = Worker::new(Arc::clone(&self.0)).map_err(|error| tracing::error!(%error, "cannot start a worker"));
-        std::future::ready(worker.map(|worker| GateService { service: Rc::new(service), worker: Rc::new(worker) }))
+        let worker = Worker::new(Arc::clone(&self.0))
+            .map_err(|error| tracing::error!(%error, "cannot start a worker"));
+        std::future::ready(worker.map(|worker| GateService {
+            service: Rc::new(service),
+            worker: Rc::new(worker),
+        }))
     }
 }
 
@@ -249,10 +286,20 @@ fn inbound<'a>(request: &'a ServiceRequest, policy: &Policy) -> Result<Inbound<'
     let target = request.uri();
     check::head(request.method(), target, request.headers()).map_err(Rejection::Head)?;
     let path = CanonicalPath::parse(target.path(), policy.path_rules).map_err(Rejection::Path)?;
-    target.query().map_or(Ok(()), check_query).map_err(Rejection::Path)?;
+    target
+        .query()
+        .map_or(Ok(()), check_query)
+        .map_err(Rejection::Path)?;
     // Only a connection without an address, such as a Unix socket's, has no peer.
-    let peer = request.peer_addr().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.ip());
-    Ok(Inbound { method: request.method(), path, headers: request.headers(), peer })
+    let peer = request
+        .peer_addr()
+        .map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.ip());
+    Ok(Inbound {
+        method: request.method(),
+        path,
+        headers: request.headers(),
+        peer,
+    })
 }
 
 /// Why there is no pass: a limit refuses, or nobody could count.

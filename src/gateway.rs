@@ -92,14 +92,30 @@ impl Gateway {
         let public = listener(settings.server.listen)?;
         let private = listener(settings.admin.listen)?;
         let metrics = Arc::new(Metrics::new()?);
-        let memory = Arc::new(MemoryStore::new(settings.store.max_callers, Arc::new(SystemClock::new())));
+        let memory = Arc::new(MemoryStore::new(
+            settings.store.max_callers,
+            Arc::new(SystemClock::new()),
+        ));
         let counting = counting(&settings);
         let access_log = settings.log.access.then(|| AccessLogWriter::new(io::stdout()));
-        let admin = Admin::new(&settings, on_failure, Arc::clone(&metrics), Arc::clone(&memory), counting.clone());
+        let admin = Admin::new(
+            &settings,
+            on_failure,
+            Arc::clone(&metrics),
+            Arc::clone(&memory),
+            counting.clone(),
+        );
         let gate = Gate::new(policy, counting, Arc::clone(&memory), metrics)
             .style(settings.headers)
             .access_log(access_log);
-        Ok(Self { settings, gate, memory, admin, public, private })
+        Ok(Self {
+            settings,
+            gate,
+            memory,
+            admin,
+            public,
+            private,
+        })
     }
 
     /// The address that clients call.
@@ -123,7 +139,14 @@ impl Gateway {
     /// # Errors
     /// When a listener breaks.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Result<(), StartError> {
-        let Self { settings, gate, memory, admin, public, private } = self;
+        let Self {
+            settings,
+            gate,
+            memory,
+            admin,
+            public,
+            private,
+        } = self;
         let draining = admin.draining();
         let public = public_server(public, gate, &settings)?;
         let private = admin::server(private, admin)?;
@@ -149,11 +172,20 @@ impl Gateway {
 }
 
 fn public_server(listener: TcpListener, gate: Gate, settings: &Settings) -> io::Result<Server> {
-    let ServerSettings { workers, drain, max_body, max_connections, .. } = settings.server;
+    let ServerSettings {
+        workers,
+        drain,
+        max_body,
+        max_connections,
+        ..
+    } = settings.server;
     let upstreams = settings.upstreams.clone();
     let server = HttpServer::new(move || {
         let proxy = Proxy::new(&upstreams, max_body);
-        App::new().wrap(gate.clone()).app_data(Rc::new(proxy)).default_service(web::to(forward))
+        App::new()
+            .wrap(gate.clone())
+            .app_data(Rc::new(proxy))
+            .default_service(web::to(forward))
     });
     let server = server
         .workers(workers)
@@ -175,7 +207,8 @@ struct Proxy {
 
 impl Proxy {
     fn new(upstreams: &[UpstreamSettings], max_body: u64) -> Self {
-        let upstreams = Upstreams::new(upstreams).expect("the same settings were tried before the workers started");
+        let upstreams =
+            Upstreams::new(upstreams).expect("the same settings were tried before the workers started");
         Self { upstreams, max_body }
     }
 }
@@ -191,17 +224,32 @@ async fn forward(request: HttpRequest, payload: Payload) -> HttpResponse {
         Ok(answer) => (answer.response, answer.upstream_time),
         Err(failure) => {
             report(&failure, &admitted);
-            (Rejection::Upstream(failure).reply(&admitted.request_id), begun.elapsed())
+            (
+                Rejection::Upstream(failure).reply(&admitted.request_id),
+                begun.elapsed(),
+            )
         }
     };
     response.extensions_mut().insert(UpstreamTime(time));
     response
 }
 
-async fn send(proxy: &Proxy, request: &HttpRequest, admitted: &Admitted, payload: Payload) -> Result<Answer, Failure> {
+async fn send(
+    proxy: &Proxy,
+    request: &HttpRequest,
+    admitted: &Admitted,
+    payload: Payload,
+) -> Result<Answer, Failure> {
     let route = &admitted.offer.route;
-    let upstream = route.upstream.as_deref().ok_or(Failure::Internal("the route has no upstream"))?;
-    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    let upstream = route
+        .upstream
+        .as_deref()
+        .ok_or(Failure::Internal("the route has no upstream"))?;
+    let host = request
+        .headers()
+        .get(header::HOST)
+        .and_then(|host| host.to_str().ok())
+        .unwrap_or_default();
     let outgoing = Outgoing {
         method: request.method(),
         path: &admitted.path,
@@ -212,12 +260,15 @@ async fn send(proxy: &Proxy, request: &HttpRequest, admitted: &Admitted, payload
         scheme: "http",
         host,
         request_id: &admitted.request_id,
-        credential: admitted.credential.as_ref(),
+        credentials: &admitted.credentials,
         account: admitted.caller.account.as_deref(),
         plan: &admitted.caller.plan,
         max_body: proxy.max_body,
     };
-    proxy.upstreams.forward(upstream, outgoing, payload, &admitted.pass).await
+    proxy
+        .upstreams
+        .forward(upstream, outgoing, payload, &admitted.pass)
+        .await
 }
 
 /// The operator learns what the client is not told: which backend, and what the network says.
@@ -239,13 +290,19 @@ async fn sweep(memory: Arc<MemoryStore>) {
 }
 
 fn counting(settings: &Settings) -> Counting {
-    let StoreKind::Redis(redis) = &settings.store.kind else { return Counting::Memory };
+    let StoreKind::Redis(redis) = &settings.store.kind else {
+        return Counting::Memory;
+    };
     let mut urls = redis.nodes.iter().map(|url| url.expose_secret().to_owned());
     let topology = match redis.mode {
         RedisMode::Standalone => Topology::Standalone(urls.next().unwrap_or_default()),
         RedisMode::Cluster => Topology::Cluster(urls.collect()),
     };
-    Counting::Redis { topology, prefix: redis.prefix.clone(), budget: redis.budget }
+    Counting::Redis {
+        topology,
+        prefix: redis.prefix.clone(),
+        budget: redis.budget,
+    }
 }
 
 /// A listener on `address`. A gateway that was just stopped does not keep the address from its successor.

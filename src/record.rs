@@ -124,10 +124,19 @@ impl Record {
         self.upstream = Some(upstream_time);
     }
 
+    /// The handler behind the gate failed; actix will make an answer of its error.
+    pub fn failed(&mut self, error: &actix_web::Error) {
+        self.answered(error.as_response_error().status_code().as_u16());
+    }
+
     /// The answer's head is ready to be written.
     pub fn answered(&mut self, status: u16) {
         self.status = status;
-        self.overhead = Some(self.started.elapsed().saturating_sub(self.upstream.unwrap_or_default()));
+        self.overhead = Some(
+            self.started
+                .elapsed()
+                .saturating_sub(self.upstream.unwrap_or_default()),
+        );
     }
 
     fn exchange(&self) -> Exchange<'_> {
@@ -150,7 +159,9 @@ impl Record {
             took: self.started.elapsed(),
             overhead: self.overhead,
             upstream: upstream.zip(self.upstream),
-            store: ruling.and_then(|ruling| ruling.asked.as_ref()).map(|asked| (asked.took, store_result(asked))),
+            store: ruling
+                .and_then(|ruling| ruling.asked.as_ref())
+                .map(|asked| (asked.took, store_result(asked))),
             bytes: self.bytes,
             complete: self.complete,
         }
@@ -199,7 +210,10 @@ impl<B: MessageBody> MessageBody for Recorded<B> {
         self.body.size()
     }
 
-    fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Self::Error>>> {
+    fn poll_next(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Bytes, Self::Error>>> {
         let this = self.project();
         let next = ready!(this.body.poll_next(context));
         match &next {

@@ -54,13 +54,31 @@ impl Draining {
 impl Admin {
     /// The operator's view of a gateway that is about to start.
     #[must_use]
-    pub fn new(settings: &Settings, on_failure: OnFailure, metrics: Arc<Metrics>, memory: Arc<MemoryStore>, counting: Counting) -> Self {
-        metrics.build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
-        let now = clock::wall().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default();
+    pub fn new(
+        settings: &Settings,
+        on_failure: OnFailure,
+        metrics: Arc<Metrics>,
+        memory: Arc<MemoryStore>,
+        counting: Counting,
+    ) -> Self {
+        metrics
+            .build
+            .with_label_values(&[env!("CARGO_PKG_VERSION")])
+            .set(1);
+        let now = clock::wall()
+            .duration_since(std::time::SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
         metrics.config_timestamp.set(now.as_secs_f64());
         let token = settings.admin.token.clone();
         let needs_store = on_failure == OnFailure::Deny;
-        Self { metrics, memory, counting, token, draining: Draining::default(), needs_store }
+        Self {
+            metrics,
+            memory,
+            counting,
+            token,
+            draining: Draining::default(),
+            needs_store,
+        }
     }
 
     /// The switch that says the gateway is stopping.
@@ -71,7 +89,10 @@ impl Admin {
 
     fn permits(&self, request: &HttpRequest) -> bool {
         let Some(token) = &self.token else { return true };
-        let shown = request.headers().get(header::AUTHORIZATION).map(|value| value.as_bytes());
+        let shown = request
+            .headers()
+            .get(header::AUTHORIZATION)
+            .map(|value| value.as_bytes());
         let shown = shown.and_then(|value| value.strip_prefix(b"Bearer "));
         shown.is_some_and(|shown| bool::from(shown.ct_eq(token.expose_secret().as_bytes())))
     }
@@ -92,7 +113,12 @@ pub fn server(listener: TcpListener, admin: Admin) -> io::Result<Server> {
             .route("/metrics", web::get().to(metrics))
             .default_service(web::to(HttpResponse::NotFound))
     });
-    Ok(server.workers(1).disable_signals().shutdown_timeout(1).listen(listener)?.run())
+    Ok(server
+        .workers(1)
+        .disable_signals()
+        .shutdown_timeout(1)
+        .listen(listener)?
+        .run())
 }
 
 /// The process runs. Says nothing of anything else: a store that is away must not get the gateway restarted.
@@ -113,20 +139,42 @@ async fn readyz(admin: web::Data<Admin>, request: HttpRequest) -> HttpResponse {
         Some(probe) => probe.state().await,
         None => "unknown",
     };
-    let listener = if admin.draining.has_begun() { "draining" } else { "ok" };
+    let listener = if admin.draining.has_begun() {
+        "draining"
+    } else {
+        "ok"
+    };
     let ready = listener == "ok" && (store != "away" || !admin.needs_store);
-    let mut response = if ready { HttpResponse::Ok() } else { HttpResponse::ServiceUnavailable() };
-    response.json(Readiness { ready, listener, store })
+    let mut response = if ready {
+        HttpResponse::Ok()
+    } else {
+        HttpResponse::ServiceUnavailable()
+    };
+    response.json(Readiness {
+        ready,
+        listener,
+        store,
+    })
 }
 
 async fn metrics(admin: web::Data<Admin>, request: HttpRequest) -> HttpResponse {
     if !admin.permits(&request) {
-        return HttpResponse::Unauthorized().insert_header((header::WWW_AUTHENTICATE, "Bearer")).finish();
+        return HttpResponse::Unauthorized()
+            .insert_header((header::WWW_AUTHENTICATE, "Bearer"))
+            .finish();
     }
-    admin.metrics.memory_callers.set(saturating(admin.memory.callers() as u64));
-    admin.metrics.memory_overflowed.set(saturating(admin.memory.overflowed()));
+    admin
+        .metrics
+        .memory_callers
+        .set(saturating(admin.memory.callers() as u64));
+    admin
+        .metrics
+        .memory_overflowed
+        .set(saturating(admin.memory.overflowed()));
     match admin.metrics.render() {
-        Ok(text) => HttpResponse::Ok().content_type(prometheus::TEXT_FORMAT).body(text),
+        Ok(text) => HttpResponse::Ok()
+            .content_type(prometheus::TEXT_FORMAT)
+            .body(text),
         Err(error) => {
             tracing::error!(%error, "cannot write the metrics");
             HttpResponse::InternalServerError().finish()
@@ -147,15 +195,21 @@ impl StoreProbe {
     fn new(counting: &Counting) -> Self {
         let redis = match counting {
             Counting::Memory => None,
-            Counting::Redis { topology, prefix, budget } => {
-                RedisStore::new(topology.clone(), prefix, *budget).ok().map(|redis| (redis, *budget))
-            }
+            Counting::Redis {
+                topology,
+                prefix,
+                budget,
+            } => RedisStore::new(topology.clone(), prefix, *budget)
+                .ok()
+                .map(|redis| (redis, *budget)),
         };
         Self { redis }
     }
 
     async fn state(&self) -> &'static str {
-        let Some((redis, budget)) = &self.redis else { return "memory" };
+        let Some((redis, budget)) = &self.redis else {
+            return "memory";
+        };
         match tokio::time::timeout(*budget, redis.ping()).await {
             Ok(Ok(())) => "ok",
             Ok(Err(_)) => "away",

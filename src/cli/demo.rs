@@ -8,7 +8,7 @@ use tollgate::config::{self, Sources};
 use tollgate::gateway::Gateway;
 use tollgate::proxy::echo;
 
-use super::{Failed, say, start_logging, stop_signal};
+use super::{say, start_logging, stop_signal};
 
 #[derive(Debug, Args)]
 pub(super) struct Demo {
@@ -21,7 +21,7 @@ pub(super) struct Demo {
 }
 
 impl Demo {
-    pub(super) fn run(&self) -> Result<(), Failed> {
+    pub(super) fn run(&self) -> anyhow::Result<()> {
         let backend = TcpListener::bind(("127.0.0.1", 0))?;
         let loaded = config::load(&self.sources(backend.local_addr()?))?;
         start_logging("warn")?;
@@ -33,7 +33,7 @@ impl Demo {
                 served = gateway.run(stop_signal()) => served?,
                 ended = echo => ended?,
             }
-            Ok::<_, Failed>(())
+            Ok(())
         })
     }
 
@@ -47,7 +47,10 @@ impl Demo {
             ("TOLLGATE__LOG__ACCESS", "false".to_owned()),
         ];
         let environment = replaced.map(|(name, value)| (name.to_owned(), value)).into();
-        Sources { environment, ..Sources::built_in() }
+        Sources {
+            environment,
+            ..Sources::built_in()
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::Args;
 use tollgate::proxy::echo;
 
-use super::{Failed, say};
+use super::say;
 
 #[derive(Debug, Args)]
 pub(super) struct Echo {
@@ -17,9 +17,9 @@ pub(super) struct Echo {
 }
 
 impl Echo {
-    pub(super) fn run(&self) -> Result<(), Failed> {
-        let listener =
-            TcpListener::bind(self.listen).with_context(|| format!("cannot listen on {}; is the port taken?", self.listen))?;
+    pub(super) fn run(&self) -> anyhow::Result<()> {
+        let listener = TcpListener::bind(self.listen)
+            .with_context(|| format!("cannot listen on {}; is the port taken?", self.listen))?;
         say(format_args!("echoing on http://{}", listener.local_addr()?));
         System::new().block_on(async {
             let server = echo::serve(listener)?;

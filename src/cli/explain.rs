@@ -12,7 +12,7 @@ use tollgate::limit::Rule;
 use tollgate::limit::algorithm::Algorithm;
 use tollgate::plan::Policy;
 
-use super::{ConfigArgs, Failed, say};
+use super::{ConfigArgs, Usage, say};
 
 #[derive(Debug, Args)]
 pub(super) struct Explain {
@@ -33,28 +33,45 @@ pub(super) struct Explain {
 }
 
 impl Explain {
-    pub(super) fn run(&self) -> Result<(), Failed> {
+    pub(super) fn run(&self) -> anyhow::Result<()> {
         let loaded = self.config.load()?;
         let prefix = match &loaded.settings.store.kind {
             StoreKind::Redis(redis) => Some(redis.prefix.clone()),
             StoreKind::Memory => None,
         };
         let headers = self.headers(&loaded.policy.credentials)?;
-        let policy = Policy::new(loaded.policy).map_err(|error| Failed::Usage(error.to_string()))?;
+        let policy = Policy::new(loaded.policy).map_err(|error| Usage(error.to_string()))?;
         let path = CanonicalPath::parse(&self.path, policy.path_rules).map_err(|error| refused(&error))?;
         say(format_args!("path     {}", path.as_str()));
-        let inbound = Inbound { method: &self.method, path, headers: &headers, peer: self.ip };
+        let inbound = Inbound {
+            method: &self.method,
+            path,
+            headers: &headers,
+            peer: self.ip,
+        };
         let (position, route) = policy.route(&inbound).map_err(|error| refused(&error))?;
-        say(format_args!("route    {} ({}), cost {}", route.name, route.pattern.as_str(), route.cost));
-        let (caller, _) = policy.identity.caller(&inbound).map_err(|error| refused(&error))?;
+        say(format_args!(
+            "route    {} ({}), cost {}",
+            route.name,
+            route.pattern.as_str(),
+            route.cost
+        ));
+        let (caller, _) = policy
+            .identity
+            .caller(&inbound)
+            .map_err(|error| refused(&error))?;
         say(format_args!("caller   {}", caller.id));
         say(format_args!("plan     {}", caller.plan));
         let offer = policy.offer(&caller.plan, position);
-        let offer = offer.ok_or_else(|| Failed::Usage("The plan does not include the route: the answer would be 403.".into()))?;
+        let offer = offer
+            .ok_or_else(|| Usage("The plan does not include the route: the answer would be 403.".into()))?;
         for rule in &*offer.rules {
             say(format_args!("limit    {}: {}", rule.name, promise(rule)));
             if let Some(prefix) = &prefix {
-                say(format_args!("         key {prefix}:{{{}}}:{}", caller.id, rule.key));
+                say(format_args!(
+                    "         key {prefix}:{{{}}}:{}",
+                    caller.id, rule.key
+                ));
             }
         }
         if offer.rules.is_empty() {
@@ -64,7 +81,7 @@ impl Explain {
     }
 
     /// The key where the first credential of the configuration is looked for.
-    fn headers(&self, credentials: &[CredentialSource]) -> Result<HeaderMap, Failed> {
+    fn headers(&self, credentials: &[CredentialSource]) -> anyhow::Result<HeaderMap> {
         let mut headers = HeaderMap::new();
         let Some(key) = &self.key else { return Ok(headers) };
         let bearer = (HeaderName::from_static("authorization"), format!("Bearer {key}"));
@@ -72,14 +89,15 @@ impl Explain {
             Some(CredentialSource::KeyHeader(name)) => (name.clone(), key.clone()),
             Some(CredentialSource::KeyBearer) | None => bearer,
         };
-        let value = HeaderValue::from_str(&value).map_err(|_| Failed::Usage("This key cannot stand in a header.".into()))?;
+        let value =
+            HeaderValue::from_str(&value).map_err(|_| Usage("This key cannot stand in a header.".into()))?;
         headers.insert(name, value);
         Ok(headers)
     }
 }
 
-fn refused(reason: &dyn std::fmt::Display) -> Failed {
-    Failed::Usage(format!("Such a request would be refused: {reason}."))
+fn refused(reason: &dyn std::fmt::Display) -> Usage {
+    Usage(format!("Such a request would be refused: {reason}."))
 }
 
 fn promise(rule: &Rule) -> String {
@@ -88,14 +106,28 @@ fn promise(rule: &Rule) -> String {
             format!("never more than {} in any {}", window.limit(), span(window.per()))
         }
         Algorithm::TokenBucket(bucket) => {
-            format!("{} each {}, up to {} at once", bucket.limit(), span(bucket.per()), bucket.burst())
+            format!(
+                "{} each {}, up to {} at once",
+                bucket.limit(),
+                span(bucket.per()),
+                bucket.burst()
+            )
         }
     }
 }
 
 /// Microseconds in the largest unit that needs no fraction.
 fn span(micros: u64) -> String {
-    let units = [(86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "min"), (1_000_000, "s"), (1_000, "ms")];
-    let unit = units.into_iter().find(|(size, _)| micros % size == 0);
-    unit.map_or_else(|| format!("{micros} us"), |(size, name)| format!("{} {name}", micros / size))
+    let units = [
+        (86_400_000_000, "d"),
+        (3_600_000_000, "h"),
+        (60_000_000, "min"),
+        (1_000_000, "s"),
+        (1_000, "ms"),
+    ];
+    let unit = units.into_iter().find(|(size, _)| micros.is_multiple_of(*size));
+    unit.map_or_else(
+        || format!("{micros} us"),
+        |(size, name)| format!("{} {name}", micros / size),
+    )
 }

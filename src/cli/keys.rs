@@ -5,7 +5,7 @@ use std::io::Read;
 use clap::{Args, Subcommand};
 use sha2::{Digest, Sha256};
 
-use super::{Failed, say};
+use super::{Usage, say};
 
 #[derive(Debug, Args)]
 pub(super) struct Keys {
@@ -20,7 +20,7 @@ enum Action {
 }
 
 impl Keys {
-    pub(super) fn run(&self) -> Result<(), Failed> {
+    pub(super) fn run(&self) -> anyhow::Result<()> {
         match self.action {
             Action::Hash => hash(),
         }
@@ -28,12 +28,14 @@ impl Keys {
 }
 
 /// The key comes from standard input, so that it stands in no process list and no shell history.
-fn hash() -> Result<(), Failed> {
+fn hash() -> anyhow::Result<()> {
     let mut key = Vec::new();
     std::io::stdin().lock().read_to_end(&mut key)?;
     let key = key.trim_ascii();
     if key.is_empty() {
-        return Err(Failed::Usage("There is no key on standard input. Try: printf %s \"$KEY\" | tollgate keys hash".into()));
+        anyhow::bail!(Usage(
+            "There is no key on standard input. Try: printf %s \"$KEY\" | tollgate keys hash".into()
+        ));
     }
     let digest = Sha256::digest(key);
     let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();

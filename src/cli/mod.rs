@@ -22,7 +22,13 @@ const EXIT_USAGE: u8 = 64;
 
 /// An API gateway that limits exactly and says why.
 #[derive(Debug, Parser)]
-#[command(name = "tollgate", version, about, arg_required_else_help = true, after_help = "Start here: tollgate demo")]
+#[command(
+    name = "tollgate",
+    version,
+    about,
+    arg_required_else_help = true,
+    after_help = "Start here: tollgate demo"
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -58,28 +64,10 @@ struct ConfigArgs {
     config: Vec<PathBuf>,
 }
 
-/// What went wrong, and how the process says so.
-#[derive(Debug)]
-enum Failed {
-    /// The configuration has mistakes.
-    Config(Mistakes),
-    /// The command was used wrongly.
-    Usage(String),
-    /// Anything else, as a sentence.
-    Other(anyhow::Error),
-}
-
-impl From<Mistakes> for Failed {
-    fn from(mistakes: Mistakes) -> Self {
-        Self::Config(mistakes)
-    }
-}
-
-impl<E: Into<anyhow::Error>> From<E> for Failed {
-    fn from(error: E) -> Self {
-        Self::Other(error.into())
-    }
-}
+/// The command was used wrongly: a sentence with the next step.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Usage(String);
 
 /// Runs the command that the process was started with.
 pub(crate) fn run() -> ExitCode {
@@ -97,7 +85,7 @@ pub(crate) fn run() -> ExitCode {
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        Err(failed) => failed.report(),
+        Err(error) => report(&error),
     }
 }
 
@@ -105,25 +93,19 @@ pub(crate) fn run() -> ExitCode {
 fn usage(error: &clap::Error) -> ExitCode {
     // There is nobody to tell when the terminal is gone.
     let _printed = error.print();
-    if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS }
+    if error.use_stderr() {
+        ExitCode::from(EXIT_USAGE)
+    } else {
+        ExitCode::SUCCESS
+    }
 }
 
-impl Failed {
-    fn report(&self) -> ExitCode {
-        match self {
-            Self::Config(mistakes) => {
-                complain(mistakes);
-                ExitCode::from(EXIT_USAGE)
-            }
-            Self::Usage(sentence) => {
-                complain(sentence);
-                ExitCode::from(EXIT_USAGE)
-            }
-            Self::Other(error) => {
-                complain(&format!("{error:#}"));
-                ExitCode::FAILURE
-            }
-        }
+fn report(error: &anyhow::Error) -> ExitCode {
+    complain(format_args!("{error:#}"));
+    if error.is::<Mistakes>() || error.is::<Usage>() {
+        ExitCode::from(EXIT_USAGE)
+    } else {
+        ExitCode::FAILURE
     }
 }
 
@@ -135,10 +117,14 @@ impl ConfigArgs {
             [] if default.is_dir() => vec![default.to_owned()],
             named => named.to_vec(),
         };
-        Sources { files, environment: Sources::environment_of_process(), purpose: Purpose::Gateway }
+        Sources {
+            files,
+            environment: Sources::environment_of_process(),
+            purpose: Purpose::Gateway,
+        }
     }
 
-    fn load(&self) -> Result<Loaded, Failed> {
+    fn load(&self) -> anyhow::Result<Loaded> {
         Ok(config::load(&self.sources())?)
     }
 }
@@ -156,8 +142,8 @@ fn complain(text: impl std::fmt::Display) {
 }
 
 /// Messages as JSON lines on standard error.
-fn start_logging(level: &str) -> Result<(), Failed> {
-    let filter = EnvFilter::try_new(level).map_err(|error| Failed::Usage(format!("log.level: {error}")))?;
+fn start_logging(level: &str) -> anyhow::Result<()> {
+    let filter = EnvFilter::try_new(level).map_err(|error| Usage(format!("log.level: {error}")))?;
     tracing_subscriber::fmt()
         .json()
         .flatten_event(true)
@@ -171,7 +157,8 @@ fn start_logging(level: &str) -> Result<(), Failed> {
 /// SIGTERM or SIGINT.
 async fn stop_signal() {
     use tokio::signal::unix::{SignalKind, signal};
-    let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
+    let (Ok(mut terminate), Ok(mut interrupt)) =
+        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
     else {
         // Without handlers the signals end the process at once, which is the next best thing.
         return std::future::pending().await;

@@ -101,7 +101,8 @@ fn line_of_large_number(text: &str) -> Option<usize> {
     let too_large = |word: &str| word.len() >= 19 && word.replace('_', "").parse::<i64>().is_err();
     let holds_one = |line: &str| {
         let unquoted = line.split('"').step_by(2);
-        let mut words = unquoted.flat_map(|part| part.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_'));
+        let mut words = unquoted
+            .flat_map(|part| part.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_'));
         words.any(|word| word.starts_with(|letter: char| letter.is_ascii_digit()) && too_large(word))
     };
     text.lines().position(holds_one).map(|index| index + 1)

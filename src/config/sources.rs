@@ -105,7 +105,12 @@ impl Layers {
             files: Vec::new(),
             incomplete: false,
         };
-        layers.add_text(Origin::BuiltIn("tollgate.toml"), format::Format::Toml, DEFAULTS, notes);
+        layers.add_text(
+            Origin::BuiltIn("tollgate.toml"),
+            format::Format::Toml,
+            DEFAULTS,
+            notes,
+        );
         if sources.files.is_empty() {
             for (name, text) in EXAMPLES {
                 layers.add_text(Origin::BuiltIn(name), format::Format::Toml, text, notes);

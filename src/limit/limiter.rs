@@ -25,7 +25,9 @@ pub struct Pass {
 
 impl Pass {
     pub(crate) fn granted() -> Self {
-        Self { _only_the_limiter_makes_one: () }
+        Self {
+            _only_the_limiter_makes_one: (),
+        }
     }
 }
 
@@ -59,7 +61,10 @@ impl Limiter {
     /// A limiter on Redis, with `memory` to count in while Redis cannot.
     #[must_use]
     pub fn on_redis(redis: Guarded, memory: Arc<MemoryStore>) -> Self {
-        Self { memory, redis: Some(redis) }
+        Self {
+            memory,
+            redis: Some(redis),
+        }
     }
 
     /// Charges every limit of the request, or none. Without a [`Pass`] a limit refuses, as the decision says; or, where
@@ -76,11 +81,23 @@ impl Limiter {
         let took = started.elapsed();
         match answer {
             Ok(decision) => counted(decision, Source::Store, Some(Asked { took, error: None })),
-            Err(error) => self.without_store(charge, on_failure, Asked { took, error: Some(error) }),
+            Err(error) => self.without_store(
+                charge,
+                on_failure,
+                Asked {
+                    took,
+                    error: Some(error),
+                },
+            ),
         }
     }
 
-    fn without_store(&self, charge: Charge<'_>, on_failure: OnFailure, asked: Asked) -> (Ruling, Option<Pass>) {
+    fn without_store(
+        &self,
+        charge: Charge<'_>,
+        on_failure: OnFailure,
+        asked: Asked,
+    ) -> (Ruling, Option<Pass>) {
         match on_failure {
             OnFailure::Local => counted(self.memory.decide_now(charge), Source::Local, Some(asked)),
             OnFailure::Allow => (uncounted(Some(asked)), Some(Pass::granted())),
@@ -91,9 +108,20 @@ impl Limiter {
 
 fn counted(decision: Decision, source: Source, asked: Option<Asked>) -> (Ruling, Option<Pass>) {
     let pass = decision.allowed.then(Pass::granted);
-    (Ruling { decision: Some(decision), source, asked }, pass)
+    (
+        Ruling {
+            decision: Some(decision),
+            source,
+            asked,
+        },
+        pass,
+    )
 }
 
 fn uncounted(asked: Option<Asked>) -> Ruling {
-    Ruling { decision: None, source: Source::None, asked }
+    Ruling {
+        decision: None,
+        source: Source::None,
+        asked,
+    }
 }

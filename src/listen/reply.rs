@@ -70,7 +70,10 @@ impl Rejection {
     pub fn limited(rules: &[Rule], decision: &Decision) -> Self {
         let name = |index: usize| rules.get(index).map(|rule| Box::from(&*rule.name));
         let violated = decision.refusing().filter_map(name).collect();
-        Self::Limited { violated, retry_after: decision.wait().map(headers::retry_after) }
+        Self::Limited {
+            violated,
+            retry_after: decision.wait().map(headers::retry_after),
+        }
     }
 
     /// The answer. `request_id` names the occurrence.
@@ -101,7 +104,10 @@ impl Rejection {
         response.insert_header((header::CONTENT_TYPE, "application/problem+json"));
         response.insert_header((header::CACHE_CONTROL, "no-store"));
         match self {
-            Self::Limited { retry_after: Some(seconds), .. } => {
+            Self::Limited {
+                retry_after: Some(seconds),
+                ..
+            } => {
                 response.insert_header((header::RETRY_AFTER, *seconds));
             }
             Self::StoreAway => {
@@ -111,7 +117,10 @@ impl Rejection {
                 response.insert_header((header::ALLOW, allow.as_str()));
             }
             Self::Identity(IdentifyError::Missing | IdentifyError::Unusable) => {
-                response.insert_header((header::WWW_AUTHENTICATE, "Bearer realm=\"api\", ApiKey realm=\"api\""));
+                response.insert_header((
+                    header::WWW_AUTHENTICATE,
+                    "Bearer realm=\"api\", ApiKey realm=\"api\"",
+                ));
             }
             _ => {}
         }
@@ -143,12 +152,17 @@ impl Rejection {
             Self::Path(error) => sentence(error),
             Self::NoRoute => "No route matches this path.".to_owned(),
             Self::Method(allow) => format!("This path takes {allow} only."),
-            Self::Identity(IdentifyError::Conflict) => "The request carries more than one credential.".to_owned(),
+            Self::Identity(IdentifyError::Conflict) => {
+                "The request carries more than one credential.".to_owned()
+            }
             Self::Identity(IdentifyError::Missing | IdentifyError::Unusable) => {
                 "A valid API key is needed.".to_owned()
             }
             Self::Excluded => "Your plan does not include this route.".to_owned(),
-            Self::Limited { violated, retry_after } => {
+            Self::Limited {
+                violated,
+                retry_after,
+            } => {
                 let names = violated.join("\", \"");
                 match retry_after {
                     Some(seconds) => format!("The limit \"{names}\" is used up. Retry in {seconds} s."),
@@ -188,7 +202,17 @@ impl From<IdentifyError> for Rejection {
 
 fn head_status(refused: Refused) -> StatusCode {
     match refused {
-        _ => StatusCode::BAD_REQUEST,
+        Refused::Trace => StatusCode::METHOD_NOT_ALLOWED,
+        Refused::Connect | Refused::UnknownMethod | Refused::Upgrade => StatusCode::NOT_IMPLEMENTED,
+        Refused::TargetTooLong => StatusCode::URI_TOO_LONG,
+        Refused::TooManyHeaders | Refused::HeadersTooLong => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+        Refused::Expectation => StatusCode::EXPECTATION_FAILED,
+        Refused::TargetForm
+        | Refused::HostMissing
+        | Refused::HostRepeated
+        | Refused::HostInvalid
+        | Refused::HostDiffers
+        | Refused::TooManyConnectionOptions => StatusCode::BAD_REQUEST,
     }
 }
 

@@ -3,5 +3,5 @@
 mod policy;
 mod route;
 
-pub use policy::{Offer, Plan, PolicyParts};
-pub use route::{Methods, Pattern, PatternError, Route, RouteTable};
+pub use policy::{Offer, Plan, Policy, PolicyParts, Unbuildable};
+pub use route::{Conflict, Methods, MethodsError, Missing, Pattern, PatternError, Route, RouteTable};

@@ -40,8 +40,8 @@ pub struct Outgoing<'a> {
     pub host: &'a str,
     /// The id that names this request in logs.
     pub request_id: &'a HeaderValue,
-    /// The field that held the caller's credential. It stays here.
-    pub credential: Option<&'a HeaderName>,
+    /// The fields that held the caller's credential. They stay here.
+    pub credentials: &'a [HeaderName],
     /// Sent as `X-Tollgate-Account`.
     pub account: Option<&'a str>,
     /// Sent as `X-Tollgate-Plan`.

@@ -13,7 +13,7 @@
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
-use actix_web::http::header::{self as inbound, HeaderMap as InboundMap};
+use actix_web::http::header::{self as inbound, HeaderMap as InboundMap, HeaderName as InboundName};
 use http::header::{self as outbound, HeaderMap as OutboundMap, HeaderName, HeaderValue};
 use smallvec::SmallVec;
 
@@ -114,7 +114,7 @@ fn copy_request_fields(outgoing: &Outgoing<'_>, headers: &mut OutboundMap) -> Re
         .get_all(inbound::CONNECTION)
         .map(|line| line.as_bytes());
     let connection = listed(connection_lines, |name| outgoing.headers.contains_key(name));
-    let credential = outgoing.credential.map(|name| name.as_str());
+    let credentials = outgoing.credentials;
 
     for (name, content) in outgoing.headers {
         let name = name.as_str();
@@ -123,7 +123,7 @@ fn copy_request_fields(outgoing: &Outgoing<'_>, headers: &mut OutboundMap) -> Re
             Owner::Proxies => outgoing.peer_is_trusted,
             Owner::Ends => !is_listed(&connection, name),
         };
-        if !goes_on || is_credential(name, credential) || is_look_alike(name, credential) {
+        if !goes_on || is_credential(name, credentials) || is_look_alike(name, credentials) {
             continue;
         }
         headers.append(outbound_name(name)?, value(content.as_bytes())?);
@@ -201,18 +201,18 @@ fn is_hop_by_hop(name: &str) -> bool {
     )
 }
 
-fn is_credential(name: &str, credential: Option<&str>) -> bool {
-    credential == Some(name)
+fn is_credential(name: &str, credentials: &[InboundName]) -> bool {
+    credentials.iter().any(|credential| credential == name)
 }
 
 /// Whether `name`, written with dashes, is a name that the client must not write. CGI and its many heirs turn both into
 /// the same variable.
-fn is_look_alike(name: &str, credential: Option<&str>) -> bool {
+fn is_look_alike(name: &str, credentials: &[InboundName]) -> bool {
     if !name.contains('_') {
         return false;
     }
     let dashed = name.replace('_', "-");
-    owner(&dashed) != Owner::Ends || is_credential(&dashed, credential)
+    owner(&dashed) != Owner::Ends || is_credential(&dashed, credentials)
 }
 
 /// The names of present fields that these `Connection` lines list. Names that are not there are left out, so a long list

@@ -47,7 +47,12 @@ impl Context<'_> {
 pub(super) fn resolve(raw: &Raw, context: &Context<'_>) -> Option<(Settings, PolicyParts)> {
     let names = |name: fn(&Raw) -> Vec<&str>| name(raw);
     let plan_names = names(|raw| raw.plans.iter().map(|plan| plan.name.as_str()).collect());
-    let upstream_names = names(|raw| raw.upstreams.iter().map(|upstream| upstream.name.as_str()).collect());
+    let upstream_names = names(|raw| {
+        raw.upstreams
+            .iter()
+            .map(|upstream| upstream.name.as_str())
+            .collect()
+    });
 
     let settings = settings::resolve(raw, context);
     let plans = plans::resolve(raw, context);
@@ -97,11 +102,8 @@ fn keys(sections: &[KeySection], plan_names: &[&str], context: &Context<'_>) -> 
         let (Some(account), Some(plan)) = (&section.account, &section.plan) else {
             continue;
         };
-        let entry = KeyEntry {
-            id: section.name.as_str().into(),
-            account: account.value.as_str().into(),
-            plan: plan.value.as_str().into(),
-        };
+        let (account, plan) = (account.value.as_str().into(), plan.value.as_str().into());
+        let entry = KeyEntry::new(section.name.as_str().into(), account, plan);
         table.insert(hash.value, entry);
     }
     table
@@ -112,7 +114,8 @@ fn credentials(raw: &Raw, context: &Context<'_>) -> Vec<CredentialSource> {
         return Vec::new();
     };
     if list.value.is_empty() && raw.identity.anonymous.is_none() {
-        let fault = Fault::new("no credential is read and identity.anonymous names no plan: nobody could call");
+        let fault =
+            Fault::new("no credential is read and identity.anonymous names no plan: nobody could call");
         context.notes.add(fault.at(&list.place));
     }
     let mut sources = Vec::new();
@@ -121,7 +124,9 @@ fn credentials(raw: &Raw, context: &Context<'_>) -> Vec<CredentialSource> {
             continue;
         };
         if sources.contains(&source) {
-            context.notes.add(Fault::new("is in the list twice").at(&section.place));
+            context
+                .notes
+                .add(Fault::new("is in the list twice").at(&section.place));
         }
         sources.push(source);
     }

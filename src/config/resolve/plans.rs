@@ -5,12 +5,16 @@ use std::time::Duration;
 use super::Context;
 use crate::config::mistakes::{Fault, Place};
 use crate::config::raw::{AlgorithmWord, LimitSection, PlanRouteSection, PlanSection, Raw};
+use crate::limit::algorithm::Algorithm;
 use crate::limit::algorithm::{Micros, SlidingWindow, TokenBucket, Unusable};
-use crate::limit::{Algorithm, Rule, Scope};
+use crate::limit::{Rule, Scope};
 use crate::plan::Plan;
 
 pub(super) fn resolve(raw: &Raw, context: &Context<'_>) -> Vec<Plan> {
-    raw.plans.iter().map(|section| plan(section, raw, context)).collect()
+    raw.plans
+        .iter()
+        .map(|section| plan(section, raw, context))
+        .collect()
 }
 
 fn plan(section: &PlanSection, raw: &Raw, context: &Context<'_>) -> Plan {
@@ -42,7 +46,9 @@ fn check_route(table: &PlanRouteSection, plan: &str, raw: &Raw, context: &Contex
         return;
     };
     if !plans.value.iter().any(|included| included.value == plan) {
-        let fault = Fault::new(format!("limits a route that routes.{name}.plans does not give to the plan"));
+        let fault = Fault::new(format!(
+            "limits a route that routes.{name}.plans does not give to the plan"
+        ));
         context.note(fault, &table.route);
     }
 }
@@ -56,7 +62,9 @@ fn rules(sections: &[LimitSection], scope: &Scope, context: &Context<'_>) -> Vec
         }
         names.push(&name.value);
     }
-    let rules = sections.iter().filter_map(|section| rule(section, scope, context));
+    let rules = sections
+        .iter()
+        .filter_map(|section| rule(section, scope, context));
     rules.collect()
 }
 
@@ -66,11 +74,17 @@ fn rule(section: &LimitSection, scope: &Scope, context: &Context<'_>) -> Option<
         let fault = Fault::new("a sliding window has no burst").hint("add algorithm = \"token_bucket\"");
         context.note(fault, burst);
     }
-    let (name, limit, per) = (section.name.as_ref()?, section.limit.as_ref()?, section.per.as_ref()?);
+    let (name, limit, per) = (
+        section.name.as_ref()?,
+        section.limit.as_ref()?,
+        section.per.as_ref()?,
+    );
     let burst = section.burst.as_ref().map_or(limit.value, |burst| burst.value);
     let per_micros = micros(per.value);
     let algorithm = match word {
-        AlgorithmWord::SlidingWindow => SlidingWindow::new(limit.value, per_micros).map(Algorithm::SlidingWindow),
+        AlgorithmWord::SlidingWindow => {
+            SlidingWindow::new(limit.value, per_micros).map(Algorithm::SlidingWindow)
+        }
         AlgorithmWord::TokenBucket => {
             TokenBucket::new(limit.value, per_micros, burst).map(Algorithm::TokenBucket)
         }

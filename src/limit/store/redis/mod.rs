@@ -49,7 +49,10 @@ impl RedisStore {
     /// When it does not.
     pub async fn ping(&self) -> Result<(), StoreError> {
         let mut link = self.connection.link().await?;
-        link.ask(&::redis::cmd("PING")).await.map(drop).map_err(|error| store_error(&error))
+        link.ask(&::redis::cmd("PING"))
+            .await
+            .map(drop)
+            .map_err(|error| store_error(&error))
     }
 
     /// Lets go of the connection, so that nothing more is buffered for a Redis that does not answer.
