@@ -1,7 +1,7 @@
 -- Time is Redis's own: read once, so that all limits of a request see the same moment. No gateway's clock has a say.
 -- A point in time is in microseconds since the Unix epoch, about 1.8e15: below 2^53, so a Lua number holds it exactly.
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
+local clock = redis.call('TIME')
+local now = clock[1] * 1000000 + clock[2]
 
 -- Numbers go to Redis as plain digits: some versions would write 200000000 as 2e+08.
 local function integer(number)

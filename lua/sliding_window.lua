@@ -366,7 +366,10 @@ end
 -- Returns remaining, next.
 function sliding_window.charge(key, log, rule, cost)
   if rule.form == 'w' then
-    local fresh = { key = key, bytes = '', head = 0, count = 0, dead = 0, places = 8, newest = 0, tick = rule.grain, base = now }
+    local fresh = {
+      key = key, bytes = '',
+      head = 0, count = 0, dead = 0, places = 8, newest = 0, tick = rule.grain, base = now,
+    }
     return ring_charge(log or fresh, rule, cost)
   end
   local fresh = { key = key, bytes = '', width = rule.grain, base = now, newest = 0, total = 0 }

@@ -4,16 +4,18 @@
 //! wrap its own handlers, see `examples/your_own_app.rs`. Behind the gate a request carries an [`Admitted`] in its
 //! extensions; a request without one did not come through a gate.
 
+use std::future::{Ready, ready};
 use std::net::{IpAddr, Ipv4Addr};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use actix_web::body::{EitherBody, MessageBody};
-use actix_web::dev::{Service, ServiceRequest, ServiceResponse, Transform, forward_ready};
+use actix_web::dev::{Payload, Service, ServiceRequest, ServiceResponse, Transform, forward_ready};
+use actix_web::error::InternalError;
 use actix_web::http::Method;
 use actix_web::http::header::HeaderValue;
-use actix_web::{Error, HttpMessage};
+use actix_web::{Error, FromRequest, HttpMessage, HttpRequest};
 use arc_swap::ArcSwap;
 use futures_util::future::LocalBoxFuture;
 
@@ -83,6 +85,20 @@ pub struct Admitted {
     pub peer_is_trusted: bool,
     /// The id that the client is told.
     pub request_id: HeaderValue,
+}
+
+impl FromRequest for Admitted {
+    type Error = Error;
+    type Future = Ready<Result<Self, Error>>;
+
+    /// Takes what the gate has left. A handler that is not behind a gate gets nothing, and the client a 500.
+    fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
+        let admitted = request.extensions_mut().remove();
+        ready(admitted.ok_or_else(|| {
+            let reply = Rejection::Unchecked.reply(&HeaderValue::from_static(""));
+            InternalError::from_response("the request did not come through a gate", reply).into()
+        }))
+    }
 }
 
 /// How long the backend's part of an answer took; a handler behind the gate leaves it in the answer's extensions, so that
@@ -246,12 +262,12 @@ where
     type Error = Error;
     type Transform = GateService<S>;
     type InitError = ();
-    type Future = std::future::Ready<Result<Self::Transform, Self::InitError>>;
+    type Future = Ready<Result<Self::Transform, Self::InitError>>;
 
     fn new_transform(&self, service: S) -> Self::Future {
         let worker = Worker::new(Arc::clone(&self.0))
             .map_err(|error| tracing::error!(%error, "cannot start a worker"));
-        std::future::ready(worker.map(|worker| GateService {
+        ready(worker.map(|worker| GateService {
             service: Rc::new(service),
             worker: Rc::new(worker),
         }))

@@ -6,14 +6,13 @@
 use std::future::Future;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
 use actix_web::dev::Server;
 use actix_web::http::header::{self, HeaderValue};
-use actix_web::web::{self, Payload};
-use actix_web::{App, HttpMessage, HttpRequest, HttpResponse, HttpServer};
+use actix_web::web::{self, Data, Payload};
+use actix_web::{App, HttpRequest, HttpResponse, HttpServer};
 use secrecy::ExposeSecret;
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -184,7 +183,7 @@ fn public_server(listener: TcpListener, gate: Gate, settings: &Settings) -> io::
         let proxy = Proxy::new(&upstreams, max_body);
         App::new()
             .wrap(gate.clone())
-            .app_data(Rc::new(proxy))
+            .app_data(Data::new(proxy))
             .default_service(web::to(forward))
     });
     let server = server
@@ -214,13 +213,14 @@ impl Proxy {
 }
 
 /// The handler behind the gate: on to the backend with what was admitted, and with nothing else.
-async fn forward(request: HttpRequest, payload: Payload) -> HttpResponse {
-    let admitted = request.extensions_mut().remove::<Admitted>();
-    let (Some(admitted), Some(proxy)) = (admitted, request.app_data::<Rc<Proxy>>()) else {
-        return Rejection::Unchecked.reply(&HeaderValue::from_static(""));
-    };
+async fn forward(
+    admitted: Admitted,
+    proxy: Data<Proxy>,
+    request: HttpRequest,
+    payload: Payload,
+) -> HttpResponse {
     let begun = clock::instant();
-    let (mut response, time) = match send(proxy, &request, &admitted, payload).await {
+    let (mut response, time) = match send(&proxy, &request, &admitted, payload).await {
         Ok(answer) => (answer.response, answer.upstream_time),
         Err(failure) => {
             report(&failure, &admitted);

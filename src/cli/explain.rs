@@ -8,8 +8,6 @@ use clap::Args;
 use tollgate::config::StoreKind;
 use tollgate::identify::CredentialSource;
 use tollgate::inbound::{CanonicalPath, Inbound};
-use tollgate::limit::Rule;
-use tollgate::limit::algorithm::Algorithm;
 use tollgate::plan::Policy;
 
 use super::{ConfigArgs, Usage, say};
@@ -66,7 +64,7 @@ impl Explain {
         let offer = offer
             .ok_or_else(|| Usage("The plan does not include the route: the answer would be 403.".into()))?;
         for rule in &*offer.rules {
-            say(format_args!("limit    {}: {}", rule.name, promise(rule)));
+            say(format_args!("limit    {}: {}", rule.name, rule.promise()));
             if let Some(prefix) = &prefix {
                 say(format_args!(
                     "         key {prefix}:{{{}}}:{}",
@@ -98,36 +96,4 @@ impl Explain {
 
 fn refused(reason: &dyn std::fmt::Display) -> Usage {
     Usage(format!("Such a request would be refused: {reason}."))
-}
-
-fn promise(rule: &Rule) -> String {
-    match &rule.algorithm {
-        Algorithm::SlidingWindow(window) => {
-            format!("never more than {} in any {}", window.limit(), span(window.per()))
-        }
-        Algorithm::TokenBucket(bucket) => {
-            format!(
-                "{} each {}, up to {} at once",
-                bucket.limit(),
-                span(bucket.per()),
-                bucket.burst()
-            )
-        }
-    }
-}
-
-/// Microseconds in the largest unit that needs no fraction.
-fn span(micros: u64) -> String {
-    let units = [
-        (86_400_000_000, "d"),
-        (3_600_000_000, "h"),
-        (60_000_000, "min"),
-        (1_000_000, "s"),
-        (1_000, "ms"),
-    ];
-    let unit = units.into_iter().find(|(size, _)| micros.is_multiple_of(*size));
-    unit.map_or_else(
-        || format!("{micros} us"),
-        |(size, name)| format!("{} {name}", micros / size),
-    )
 }

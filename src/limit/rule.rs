@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::algorithm::Algorithm;
+use super::algorithm::{Algorithm, Micros};
 
 /// What one counter covers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -44,6 +44,38 @@ impl Rule {
             key: key.into(),
         }
     }
+
+    /// What the limit allows, for people: `20 in any 1 min`.
+    #[must_use]
+    pub fn promise(&self) -> String {
+        match &self.algorithm {
+            Algorithm::SlidingWindow(window) => format!("{} in any {}", window.limit(), span(window.per())),
+            Algorithm::TokenBucket(bucket) => {
+                format!(
+                    "{} each {}, up to {} at once",
+                    bucket.limit(),
+                    span(bucket.per()),
+                    bucket.burst()
+                )
+            }
+        }
+    }
+}
+
+/// Microseconds in the largest unit that needs no fraction.
+fn span(micros: Micros) -> String {
+    let units = [
+        (86_400_000_000, "d"),
+        (3_600_000_000, "h"),
+        (60_000_000, "min"),
+        (1_000_000, "s"),
+        (1_000, "ms"),
+    ];
+    let unit = units.into_iter().find(|(size, _)| micros.is_multiple_of(*size));
+    unit.map_or_else(
+        || format!("{micros} us"),
+        |(size, name)| format!("{} {name}", micros / size),
+    )
 }
 
 /// What to do when the store cannot answer in time.
