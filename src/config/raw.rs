@@ -68,7 +68,10 @@ impl Raw {
             server: root.table("server").map(ServerSection::read).unwrap_or_default(),
             admin: root.table("admin").map(AdminSection::read).unwrap_or_default(),
             store: root.table("store").map(StoreSection::read).unwrap_or_default(),
-            identity: root.table("identity").map(IdentitySection::read).unwrap_or_default(),
+            identity: root
+                .table("identity")
+                .map(IdentitySection::read)
+                .unwrap_or_default(),
             headers: root.table("answers").and_then(read_answers),
             log: root.table("log").map(LogSection::read).unwrap_or_default(),
             plans: read_named(&mut root, "plans", PlanSection::read),
@@ -337,7 +340,11 @@ impl PlanRouteSection {
 fn read_limits(table: &mut Table<'_>) -> Vec<LimitSection> {
     table.require_present("limits", "write limits = [] for none");
     let tables = table.tables("limits").map(|tables| tables.value);
-    tables.unwrap_or_default().into_iter().map(LimitSection::read).collect()
+    tables
+        .unwrap_or_default()
+        .into_iter()
+        .map(LimitSection::read)
+        .collect()
 }
 
 /// How a limit counts.

@@ -79,12 +79,7 @@ pub(super) fn at_least_one(value: Scalar<'_>) -> Result<NonZeroU64, Fault> {
 }
 
 /// Digits and a unit. `usual` is the unit that a bare number most probably meant.
-fn with_unit(
-    value: Scalar<'_>,
-    what: &str,
-    units: &[(&str, u64)],
-    usual: &str,
-) -> Result<u64, Fault> {
+fn with_unit(value: Scalar<'_>, what: &str, units: &[(&str, u64)], usual: &str) -> Result<u64, Fault> {
     let text = match value {
         Scalar::Text(text) | Scalar::Bare(text) => text,
         Scalar::Whole(number) if number >= 0 => return Err(unit_missing(what, number, usual)),
@@ -139,7 +134,9 @@ mod tests {
         assert_eq!(read("1m"), Ok(Duration::from_secs(60)));
         assert_eq!(read("2h"), Ok(Duration::from_secs(7_200)));
         assert_eq!(read("400d"), Ok(Duration::from_secs(400 * 86_400)));
-        for wrong in ["", "s", "1", "1.5s", "1 s", "1S", "1h30m", "-5s", "+5s", "٣s", "inf", "1e3s", "1month"] {
+        for wrong in [
+            "", "s", "1", "1.5s", "1 s", "1S", "1h30m", "-5s", "+5s", "٣s", "inf", "1e3s", "1month",
+        ] {
             assert!(read(wrong).is_err(), "{wrong}");
         }
         assert_eq!(read("99999999999999999999s"), Err(Fault::new("is too large")));
@@ -170,7 +167,18 @@ mod tests {
         assert_eq!(whole(Scalar::Whole(4_294_967_297)), Ok(4_294_967_297));
         assert_eq!(whole(Scalar::Whole(u64::MAX.into())), Ok(u64::MAX));
         assert_eq!(whole(Scalar::Bare("18446744073709551615")), Ok(u64::MAX));
-        for wrong in ["", "-1", "1e5", "0x1F", "inf", "nan", ".inf", "1e-9", "1_000", "18446744073709551616"] {
+        for wrong in [
+            "",
+            "-1",
+            "1e5",
+            "0x1F",
+            "inf",
+            "nan",
+            ".inf",
+            "1e-9",
+            "1_000",
+            "18446744073709551616",
+        ] {
             assert!(whole(Scalar::Bare(wrong)).is_err(), "{wrong}");
         }
         assert!(whole(Scalar::Text("5")).is_err());

@@ -49,7 +49,9 @@ pub enum MethodsError {
 impl Methods {
     /// STUB.
     pub fn parse(names: &[String]) -> Result<Self, MethodsError> {
-        let parse = |name: &String| Method::from_bytes(name.as_bytes()).map_err(|_| MethodsError::Unknown(name.clone()));
+        let parse = |name: &String| {
+            Method::from_bytes(name.as_bytes()).map_err(|_| MethodsError::Unknown(name.clone()))
+        };
         names.iter().map(parse).collect::<Result<_, _>>().map(Self)
     }
 

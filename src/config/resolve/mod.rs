@@ -47,7 +47,12 @@ impl Context<'_> {
 pub(super) fn resolve(raw: &Raw, context: &Context<'_>) -> Option<(Settings, PolicyParts)> {
     let names = |name: fn(&Raw) -> Vec<&str>| name(raw);
     let plan_names = names(|raw| raw.plans.iter().map(|plan| plan.name.as_str()).collect());
-    let upstream_names = names(|raw| raw.upstreams.iter().map(|upstream| upstream.name.as_str()).collect());
+    let upstream_names = names(|raw| {
+        raw.upstreams
+            .iter()
+            .map(|upstream| upstream.name.as_str())
+            .collect()
+    });
 
     let settings = settings::resolve(raw, context);
     let plans = plans::resolve(raw, context);
@@ -112,7 +117,8 @@ fn credentials(raw: &Raw, context: &Context<'_>) -> Vec<CredentialSource> {
         return Vec::new();
     };
     if list.value.is_empty() && raw.identity.anonymous.is_none() {
-        let fault = Fault::new("no credential is read and identity.anonymous names no plan: nobody could call");
+        let fault =
+            Fault::new("no credential is read and identity.anonymous names no plan: nobody could call");
         context.notes.add(fault.at(&list.place));
     }
     let mut sources = Vec::new();
@@ -121,7 +127,9 @@ fn credentials(raw: &Raw, context: &Context<'_>) -> Vec<CredentialSource> {
             continue;
         };
         if sources.contains(&source) {
-            context.notes.add(Fault::new("is in the list twice").at(&section.place));
+            context
+                .notes
+                .add(Fault::new("is in the list twice").at(&section.place));
         }
         sources.push(source);
     }

@@ -10,7 +10,10 @@ use crate::limit::{Algorithm, Rule, Scope};
 use crate::plan::Plan;
 
 pub(super) fn resolve(raw: &Raw, context: &Context<'_>) -> Vec<Plan> {
-    raw.plans.iter().map(|section| plan(section, raw, context)).collect()
+    raw.plans
+        .iter()
+        .map(|section| plan(section, raw, context))
+        .collect()
 }
 
 fn plan(section: &PlanSection, raw: &Raw, context: &Context<'_>) -> Plan {
@@ -42,7 +45,9 @@ fn check_route(table: &PlanRouteSection, plan: &str, raw: &Raw, context: &Contex
         return;
     };
     if !plans.value.iter().any(|included| included.value == plan) {
-        let fault = Fault::new(format!("limits a route that routes.{name}.plans does not give to the plan"));
+        let fault = Fault::new(format!(
+            "limits a route that routes.{name}.plans does not give to the plan"
+        ));
         context.note(fault, &table.route);
     }
 }
@@ -56,7 +61,9 @@ fn rules(sections: &[LimitSection], scope: &Scope, context: &Context<'_>) -> Vec
         }
         names.push(&name.value);
     }
-    let rules = sections.iter().filter_map(|section| rule(section, scope, context));
+    let rules = sections
+        .iter()
+        .filter_map(|section| rule(section, scope, context));
     rules.collect()
 }
 
@@ -66,11 +73,17 @@ fn rule(section: &LimitSection, scope: &Scope, context: &Context<'_>) -> Option<
         let fault = Fault::new("a sliding window has no burst").hint("add algorithm = \"token_bucket\"");
         context.note(fault, burst);
     }
-    let (name, limit, per) = (section.name.as_ref()?, section.limit.as_ref()?, section.per.as_ref()?);
+    let (name, limit, per) = (
+        section.name.as_ref()?,
+        section.limit.as_ref()?,
+        section.per.as_ref()?,
+    );
     let burst = section.burst.as_ref().map_or(limit.value, |burst| burst.value);
     let per_micros = micros(per.value);
     let algorithm = match word {
-        AlgorithmWord::SlidingWindow => SlidingWindow::new(limit.value, per_micros).map(Algorithm::SlidingWindow),
+        AlgorithmWord::SlidingWindow => {
+            SlidingWindow::new(limit.value, per_micros).map(Algorithm::SlidingWindow)
+        }
         AlgorithmWord::TokenBucket => {
             TokenBucket::new(limit.value, per_micros, burst).map(Algorithm::TokenBucket)
         }
@@ -87,10 +100,12 @@ fn rule(section: &LimitSection, scope: &Scope, context: &Context<'_>) -> Option<
 
 /// The key that is to blame.
 fn place_of(unusable: Unusable, section: &LimitSection) -> &Place {
-    let limit = section.limit.as_ref().map(|limit| &limit.place);
+    let amounts = [&section.limit, &section.burst].into_iter().flatten();
     let place = match unusable {
         Unusable::Per => section.per.as_ref().map(|per| &per.place),
-        Unusable::Amount => limit,
+        Unusable::Amount => amounts
+            .max_by_key(|amount| amount.value)
+            .map(|amount| &amount.place),
         Unusable::Precision => None,
     };
     place.unwrap_or(&section.place)
