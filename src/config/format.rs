@@ -9,6 +9,9 @@ use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Vis
 
 use super::mistakes::Fault;
 
+/// The most levels of YAML blocks.
+const YAML_LEVELS_MAX: usize = 128;
+
 /// How a file is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
@@ -48,7 +51,9 @@ impl Format {
     pub(super) fn parse(self, mark: &String, text: &str) -> Result<Value, Refused> {
         let entries = match self {
             Self::Toml => FileFormat::Toml.parse(Some(mark), text),
-            Self::Yaml => FileFormat::Yaml.parse(Some(mark), text),
+            Self::Yaml => tame_yaml(text)
+                .map_err(Into::into)
+                .and_then(|()| FileFormat::Yaml.parse(Some(mark), text)),
             Self::Json => serde_json::from_str::<KeysOnce>(text)
                 .map_err(Into::into)
                 .and_then(|KeysOnce| FileFormat::Json.parse(Some(mark), text)),
@@ -79,6 +84,43 @@ impl Format {
             line: line_number(&said),
         }
     }
+}
+
+/// Refuses what would exhaust memory or the stack: aliases, of which a few lines make a tree without end, and levels upon
+/// levels of blocks. The parser itself only bounds brackets. A line that looks like either is refused as well; quotes
+/// are not looked at.
+fn tame_yaml(text: &str) -> Result<(), String> {
+    let lines = text.lines().enumerate();
+    for (index, line) in lines.filter(|(_, line)| !line.trim_start().starts_with('#')) {
+        if holds_alias(line) {
+            return Err(format!("line {}\naliases (*name) are not read", index + 1));
+        }
+        if levels(line) > YAML_LEVELS_MAX {
+            return Err(format!("line {}\nis nested too deeply", index + 1));
+        }
+    }
+    Ok(())
+}
+
+/// Whether a `*` stands where an alias may begin.
+fn holds_alias(line: &str) -> bool {
+    let mut before = ' ';
+    let mut letters = line.chars().peekable();
+    while let Some(letter) = letters.next() {
+        let begins = letter == '*' && (before.is_whitespace() || "[{,:-?".contains(before));
+        if begins && letters.peek().is_some_and(|next| !next.is_whitespace()) {
+            return true;
+        }
+        before = letter;
+    }
+    false
+}
+
+/// At least as many as the blocks that are open behind a line: its indentation, and every `- ` and `? `.
+fn levels(line: &str) -> usize {
+    let indentation = line.len() - line.trim_start().len();
+    let opens = |pair: &[u8]| matches!(pair, [b'-' | b'?', b' ' | b'\t']);
+    indentation + line.as_bytes().windows(2).filter(|pair| opens(pair)).count()
 }
 
 /// The last line of what a parser says: what it says before may quote the text, and with it a secret.

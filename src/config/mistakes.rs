@@ -96,11 +96,11 @@ impl From<&str> for Fault {
     }
 }
 
-/// The word that `written` probably stands for: at most one slip in every three letters.
-fn nearest<'a>(written: &str, words: &[&'a str]) -> Option<&'a str> {
+/// The word that `written` probably stands for: at most one slip in every three letters of the longer one.
+pub(super) fn nearest<'a>(written: &str, words: &[&'a str]) -> Option<&'a str> {
     let slips = |word: &str| strsim::osa_distance(&written.to_lowercase(), &word.to_lowercase());
     let near = words.iter().map(|word| (slips(word), *word)).min()?;
-    (near.0 * 3 <= written.chars().count().max(3)).then_some(near.1)
+    (near.0 * 3 <= written.len().max(near.1.len())).then_some(near.1)
 }
 
 /// One thing that is wrong.
@@ -204,6 +204,7 @@ mod tests {
         assert_eq!(nearest("Limits", &words), Some("limits"));
         assert_eq!(nearest("on_falure", &words), Some("on_failure"));
         assert_eq!(nearest("pre", &words), Some("per"));
+        assert_eq!(nearest("limt", &["limits", "routes"]), Some("limits"));
         assert_eq!(nearest("window", &words), None);
         assert_eq!(nearest("", &words), None);
         assert_eq!(nearest("limit", &[]), None);

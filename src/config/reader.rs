@@ -6,7 +6,7 @@
 
 use config::{Map, Value, ValueKind};
 
-use super::mistakes::{Fault, Notes, Origin, Place};
+use super::mistakes::{Fault, Notes, Origin, Place, nearest};
 use super::words;
 
 /// What all tables share.
@@ -44,6 +44,8 @@ pub(super) struct Table<'a> {
     place: Place,
     entries: &'a Map<String, Value>,
     asked: Vec<&'static str>,
+    /// What is required and absent, and what to do about it.
+    missing: Vec<(&'static str, &'static str)>,
 }
 
 impl<'a> Reading<'a> {
@@ -81,6 +83,7 @@ impl<'a> Reading<'a> {
             place,
             entries,
             asked: Vec::new(),
+            missing: Vec::new(),
         })
     }
 
@@ -220,18 +223,15 @@ impl<'a> Table<'a> {
         read.collect()
     }
 
-    /// Notes it when `key` is absent.
-    pub(super) fn require_present(&self, key: &'static str, hint: &str) {
-        if self.has(key) || self.reading.incomplete {
-            return;
+    /// It is a mistake when `key` is absent; `hint` says what to do then.
+    pub(super) fn require_present(&mut self, key: &'static str, hint: &'static str) {
+        if !self.has(key) && !self.reading.incomplete {
+            self.missing.push((key, hint));
         }
-        let fault = Fault::new(format!("\"{key}\" is missing"));
-        let fault = if hint.is_empty() { fault } else { fault.hint(hint) };
-        self.reading.notes.add(fault.at(&self.place));
     }
 
-    /// Reports every key that nobody asked for.
-    pub(super) fn finish(self) {
+    /// Reports every key that nobody asked for, and what is missing, unless it is only misspelt.
+    pub(super) fn finish(mut self) {
         let mut unknown: Vec<_> = self
             .entries
             .iter()
@@ -244,7 +244,14 @@ impl<'a> Table<'a> {
                 key: self.place.key.clone(),
             };
             let fault = Fault::new(format!("unknown key \"{key}\"")).meant(key, self.asked.iter().copied());
+            let meant = nearest(key, &self.asked);
+            self.missing.retain(|(missing, _)| meant != Some(*missing));
             self.reading.notes.add(fault.at(&place));
+        }
+        for (key, hint) in self.missing {
+            let fault = Fault::new(format!("\"{key}\" is missing"));
+            let fault = if hint.is_empty() { fault } else { fault.hint(hint) };
+            self.reading.notes.add(fault.at(&self.place));
         }
     }
 

@@ -14,6 +14,9 @@ use super::mistakes::{Fault, Notes, Origin, Place};
 /// Every setting with its default and what it means. Always the lowest layer.
 const DEFAULTS: &str = include_str!("../../config/tollgate.toml");
 
+/// The mark of their values: they are the first layer.
+const DEFAULTS_MARK: &str = "0";
+
 /// Plans, routes and keys to try things with. Only used when no file is given, so that nobody's gateway knows the keys.
 const EXAMPLES: [(&str, &str); 2] = [
     ("plans.toml", include_str!("../../config/plans.toml")),
@@ -100,7 +103,10 @@ impl Layers {
     /// Reads and merges `sources`. What cannot be read is noted, and the rest is merged without it.
     pub(super) fn read(sources: &Sources, notes: &Notes) -> Self {
         let mut layers = Self {
-            root: Value::new(Some(&"0".to_owned()), ValueKind::Table(config::Map::new())),
+            root: Value::new(
+                Some(&DEFAULTS_MARK.to_owned()),
+                ValueKind::Table(config::Map::new()),
+            ),
             origins: Vec::new(),
             files: Vec::new(),
             incomplete: false,
@@ -180,10 +186,14 @@ fn whole(origin: Origin) -> Place {
 
 /// Lays `above` over `below`: tables are joined key by key, anything else is replaced.
 ///
+/// A joined table belongs to the first layer above the defaults that writes it: there, what it lacks is looked for.
+///
 /// Not the builder of the `config` crate: it forgets where tables come from and reads a dot in a name as a level.
 pub(super) fn merge(below: &mut Value, above: Value) {
-    let origin = above.origin().map(ToOwned::to_owned);
-    let kind = match (std::mem::take(&mut below.kind), above.kind) {
+    let written = below.origin().filter(|mark| *mark != DEFAULTS_MARK);
+    let joined = written.or(above.origin()).map(ToOwned::to_owned);
+    let replaced = above.origin().map(ToOwned::to_owned);
+    let (origin, kind) = match (std::mem::take(&mut below.kind), above.kind) {
         (ValueKind::Table(mut entries), ValueKind::Table(newer)) => {
             for (key, value) in newer {
                 match entries.entry(key) {
@@ -193,9 +203,9 @@ pub(super) fn merge(below: &mut Value, above: Value) {
                     }
                 }
             }
-            ValueKind::Table(entries)
+            (joined, ValueKind::Table(entries))
         }
-        (_, kind) => kind,
+        (_, kind) => (replaced, kind),
     };
     *below = Value::new(origin.as_ref(), kind);
 }

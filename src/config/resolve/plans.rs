@@ -101,10 +101,12 @@ fn rule(section: &LimitSection, scope: &Scope, context: &Context<'_>) -> Option<
 
 /// The key that is to blame.
 fn place_of(unusable: Unusable, section: &LimitSection) -> &Place {
-    let limit = section.limit.as_ref().map(|limit| &limit.place);
+    let amounts = [&section.limit, &section.burst].into_iter().flatten();
     let place = match unusable {
         Unusable::Per => section.per.as_ref().map(|per| &per.place),
-        Unusable::Amount => limit,
+        Unusable::Amount => amounts
+            .max_by_key(|amount| amount.value)
+            .map(|amount| &amount.place),
         Unusable::Precision => None,
     };
     place.unwrap_or(&section.place)
