@@ -1,0 +1,362 @@
+//! Where a message ends, what goes only one hop, and requests that a gateway does not serve.
+
+use std::time::Duration;
+
+use crate::support::backend::response;
+use crate::support::{Backend, Config, Gateway, Request};
+
+/// How long the gateway may take to close after it has refused.
+const CLOSING: Duration = Duration::from_secs(10);
+
+/// The gateway, and an upstream that must never see more than it should.
+fn start() -> (Backend, Gateway) {
+    let backend = Backend::ok();
+    let config = Config::open(&backend)
+        .plan("wide", r#"{ name = "window", limit = 1000, per = "60s" }"#)
+        .key("k", "one", "wide");
+    let gateway = Gateway::start(&config);
+    (backend, gateway)
+}
+
+/// Sends these bytes; the answer must be `status`, nothing may follow it, and the connection must close.
+#[track_caller]
+fn refused_and_closed(gateway: &Gateway, bytes: &[u8], status: u16) {
+    let shown = String::from_utf8_lossy(bytes).into_owned();
+    let mut connection = gateway.raw(bytes);
+    let answer = connection.answer("GET");
+    assert_eq!(answer.status, status, "{shown:?}");
+    let rest = connection.rest_until_closed(CLOSING);
+    assert_eq!(rest, b"", "something follows the refusal of {shown:?}");
+}
+
+/// A POST with these field lines (each with its CRLF) in front of `body`.
+fn post(fields: &str, body: &str) -> Vec<u8> {
+    format!("POST /first HTTP/1.1\r\nHost: a.test\r\nX-Api-Key: k\r\n{fields}\r\n{body}").into_bytes()
+}
+
+const HIDDEN: &str = "GET /SMUGGLED HTTP/1.1\r\nHost: a.test\r\nX-Api-Key: k\r\n\r\n";
+
+#[test]
+fn a_bare_line_feed_after_the_last_chunk_is_refused() {
+    // CVE-2026-134342: taken as the start of a trailer, it lets the body of the second request run as a third one.
+    let (backend, gateway) = start();
+    let second = format!(
+        "POST /second HTTP/1.1\r\nHost: a.test\r\nX-Api-Key: k\r\nContent-Length: {}\r\n\r\n{HIDDEN}",
+        HIDDEN.len()
+    );
+    let bytes = post(
+        "Transfer-Encoding: chunked\r\n",
+        &format!("5\r\nhello\r\n0\r\n\n{second}"),
+    );
+    let mut connection = gateway.raw(&bytes);
+    let answer = connection.answer("POST");
+    // The body is streamed, so the upstream may be asked before the fault is seen: 400, never a served request.
+    assert_eq!(answer.status, 400);
+    connection.rest_until_closed(CLOSING);
+    for request in backend.received() {
+        assert_eq!(request.target(), "/first");
+        assert_eq!(request.ending, crate::support::Ending::Cut);
+    }
+}
+
+#[test]
+fn length_and_chunks_together_are_refused() {
+    // FRM-1: one side believed the length and the other the chunks, and a hidden request was run.
+    let (backend, gateway) = start();
+    let chunks = format!("0\r\n\r\n{HIDDEN}");
+    for fields in [
+        "Content-Length: 0\r\nTransfer-Encoding: chunked\r\n",
+        "Transfer-Encoding: chunked\r\nContent-Length: 0\r\n",
+        "Content-Length: 6\r\nTransfer-Encoding: Chunked\r\n",
+    ] {
+        refused_and_closed(&gateway, &post(fields, &chunks), 400);
+    }
+    assert_eq!(backend.count(), 0);
+}
+
+#[test]
+fn transfer_codings_other_than_chunked_are_refused() {
+    // FRM-1 in disguise: a coding that one side reads as chunked and the other does not.
+    let (backend, gateway) = start();
+    for value in [
+        "identity",
+        "xchunked",
+        "chunked, chunked",
+        "chunked, identity",
+        "gzip, chunked",
+        "\"chunked\"",
+        "chunked;q=1",
+        "chunk",
+        "",
+    ] {
+        let fields = format!("Transfer-Encoding: {value}\r\n");
+        refused_and_closed(&gateway, &post(&fields, &format!("0\r\n\r\n{HIDDEN}")), 400);
+    }
+    refused_and_closed(
+        &gateway,
+        &post("Transfer-Encoding : chunked\r\n", &format!("0\r\n\r\n{HIDDEN}")),
+        400,
+    );
+    assert_eq!(backend.count(), 0);
+}
+
+#[test]
+fn lengths_that_disagree_or_are_none_are_refused() {
+    // FRM-2: the first or the last of two lengths won silently; the server library took 0 together with 3.
+    let (backend, gateway) = start();
+    for fields in [
+        "Content-Length: 0\r\nContent-Length: 3\r\n",
+        "Content-Length: 3\r\nContent-Length: 0\r\n",
+        "Content-Length: 3, 0\r\n",
+        "Content-Length: +3\r\n",
+        "Content-Length: 0x3\r\n",
+        "Content-Length: -1\r\n",
+        "Content-Length: 3 4\r\n",
+        "Content-Length: 18446744073709551616\r\n",
+        "Content-Length: 99999999999999999999999999\r\n",
+        "Content-Length: \r\n",
+        "Content-Length: three\r\n",
+    ] {
+        refused_and_closed(&gateway, &post(fields, "abc"), 400);
+    }
+    assert_eq!(backend.count(), 0);
+    // Two equal lengths may be folded into one, or refused.
+    for fields in [
+        "Content-Length: 3\r\nContent-Length: 3\r\n",
+        "Content-Length: 3, 3\r\n",
+    ] {
+        let seen = backend.count();
+        match gateway.raw(&post(fields, "abc")).answer("POST").status {
+            400 => assert_eq!(backend.count(), seen),
+            status => {
+                assert_eq!(status, 200);
+                assert_eq!(backend.last().head.lines("content-length"), ["3"]);
+            }
+        }
+    }
+}
+
+#[test]
+fn chunks_that_are_none_are_refused() {
+    // FRM-1: a lenient reader of chunk sizes and a strict one disagree on where the body ends.
+    let (backend, gateway) = start();
+    for body in [
+        "0x3\r\nabc\r\n0\r\n\r\n",
+        "+3\r\nabc\r\n0\r\n\r\n",
+        "-1\r\nabc\r\n0\r\n\r\n",
+        "\r\nabc\r\n0\r\n\r\n",
+        "3\nabc\r\n0\r\n\r\n",
+        "3\r\nabcX\r\n0\r\n\r\n",
+        "ffffffffffffffffff\r\nabc\r\n0\r\n\r\n",
+        "g\r\nabc\r\n0\r\n\r\n",
+    ] {
+        let mut connection = gateway.raw(&post("Transfer-Encoding: chunked\r\n", body));
+        assert_eq!(connection.answer("POST").status, 400, "{body:?}");
+        connection.rest_until_closed(CLOSING);
+    }
+    for request in backend.received() {
+        assert_eq!(
+            request.ending,
+            crate::support::Ending::Cut,
+            "the upstream took {request:?} for whole"
+        );
+    }
+}
+
+#[test]
+fn malformed_heads_are_refused() {
+    // What two parsers read differently is how a request hides in another.
+    let (backend, gateway) = start();
+    for head in [
+        "GET /x HTTP/1.1\r\nHost: a.test\r\nX-Api-Key : k\r\n\r\n",
+        "GET /x HTTP/1.1\r\nHost: a.test\r\nX-Note: a\r\n b\r\n\r\n",
+        "GET /x HTTP/1.2\r\nHost: a.test\r\n\r\n",
+        "GET  /x HTTP/1.1\r\nHost: a.test\r\n\r\n",
+        "GET /x y HTTP/1.1\r\nHost: a.test\r\n\r\n",
+        "GET /x#part HTTP/1.1\r\nHost: a.test\r\nX-Api-Key: k\r\n\r\n",
+        "GET x HTTP/1.1\r\nHost: a.test\r\nX-Api-Key: k\r\n\r\n",
+        "GET /\u{e4} HTTP/1.1\r\nHost: a.test\r\nX-Api-Key: k\r\n\r\n",
+    ] {
+        refused_and_closed(&gateway, head.as_bytes(), 400);
+    }
+    assert_eq!(backend.count(), 0);
+}
+
+#[test]
+fn a_request_names_exactly_one_host() {
+    // FWD-8: with two or none, the gateway and the upstream each pick their own.
+    let (backend, gateway) = start();
+    for lines in [
+        "",
+        "Host: a.test\r\nHost: b.test\r\n",
+        "Host: a.test\r\nHost: a.test\r\n",
+        "Host: \r\n",
+        "Host: a.test, b.test\r\n",
+        "Host: user@a.test\r\n",
+        "Host: a.test/path\r\n",
+        "Host: a test\r\n",
+        "Host: a.test:port\r\n",
+        "Host: a.test:99999\r\n",
+    ] {
+        let bytes = format!("GET /x HTTP/1.1\r\n{lines}X-Api-Key: k\r\n\r\n");
+        refused_and_closed(&gateway, bytes.as_bytes(), 400);
+    }
+    assert_eq!(backend.count(), 0);
+    for host in [
+        "a.test",
+        "a.test:8080",
+        "127.0.0.1",
+        "[::1]",
+        "[::1]:8080",
+        "A.Test",
+    ] {
+        gateway.get("/x").key("k").header("Host", host).send().expect(200);
+    }
+}
+
+#[test]
+fn the_target_never_chooses_the_upstream() {
+    // FWD-8: an absolute target with another authority than Host went where the client said.
+    let backend = Backend::ok();
+    let other = Backend::ok();
+    let config = Config::shared(&backend).key("k", "three", "pro");
+    let gateway = Gateway::start(&config);
+    for target in [
+        format!("http://{}/x", other.address()),
+        "http://other.test/v1/x".to_owned(),
+    ] {
+        let status = gateway.get(&target).key("k").send().status;
+        assert!([400, 421].contains(&status), "{target} gave {status}");
+    }
+    assert_eq!((backend.count(), other.count()), (0, 0));
+    gateway.get("//other.test/x").key("k").send();
+    assert_eq!(other.count(), 0);
+    for request in backend.received() {
+        assert_eq!(request.head.lines("host"), [backend.address().to_string()]);
+    }
+}
+
+#[test]
+fn fields_of_one_hop_stay_on_their_hop_in_answers() {
+    // FRM-6: only requests were cleaned; what the upstream named in Connection went through to the client.
+    let backend = Backend::answering(|_| {
+        response(
+            "200 OK",
+            &[
+                ("Connection", "X-Internal, keep-alive"),
+                ("X-Internal", "secret"),
+                ("Keep-Alive", "timeout=1"),
+                ("Proxy-Authenticate", "Basic"),
+                ("Proxy-Connection", "keep-alive"),
+                ("Upgrade", "h2c"),
+                ("TE", "trailers"),
+                ("X-Plain", "stays"),
+            ],
+            b"ok",
+        )
+    });
+    let gateway = Gateway::start(&Config::shared(&backend));
+    let mut connection = gateway.connect();
+    for _ in 0..2 {
+        let answer = Request::get("/x").key("k-free-1").on(&mut connection).expect(200);
+        for name in [
+            "x-internal",
+            "keep-alive",
+            "proxy-authenticate",
+            "proxy-connection",
+            "upgrade",
+            "te",
+        ] {
+            assert_eq!(answer.head.lines(name), [""; 0], "{name}");
+        }
+        assert_eq!(answer.head.lines("x-plain"), ["stays"]);
+        for value in answer.head.lines("connection") {
+            assert!(
+                !value.to_ascii_lowercase().contains("x-internal"),
+                "Connection: {value}"
+            );
+        }
+    }
+}
+
+#[test]
+fn fields_of_one_hop_stay_on_their_hop_in_requests() {
+    // FRM-5: a client that lists the gateway's own fields in Connection had them removed after they were added.
+    let (backend, gateway) = start();
+    let answer = gateway
+        .get("/x")
+        .key("k")
+        .header(
+            "Connection",
+            "X-Api-Key, X-Forwarded-For, X-Request-Id, Host, Content-Length, X-Mine",
+        )
+        .header("X-Mine", "one hop")
+        .header("Keep-Alive", "timeout=5")
+        .header("Proxy-Connection", "keep-alive")
+        .header("TE", "trailers")
+        .send();
+    if answer.status == 400 {
+        // Refusing such a list is as good as ignoring it.
+        assert_eq!(backend.count(), 0);
+        return;
+    }
+    assert_eq!(answer.status, 200);
+    let head = backend.last().head;
+    for name in ["x-mine", "keep-alive", "proxy-connection", "te"] {
+        assert_eq!(head.lines(name), [""; 0], "{name}");
+    }
+    assert_eq!(head.lines("x-forwarded-for"), ["127.0.0.1"]);
+    assert_eq!(head.lines("x-request-id").len(), 1);
+    assert_eq!(head.lines("host"), [backend.address().to_string()]);
+}
+
+#[test]
+fn what_is_not_served_is_refused_clearly() {
+    // PATH-5: an invented method is a stock way around a limit bound to one method; CONNECT hung for ever.
+    let (backend, gateway) = start();
+    for line in [
+        "CONNECT a.test:22",
+        "TRACE /x",
+        "FOO /x",
+        "get /x",
+        "Get /x",
+        "PROPFIND /x",
+    ] {
+        let bytes = format!("{line} HTTP/1.1\r\nHost: a.test\r\nX-Api-Key: k\r\n\r\n");
+        let status = gateway.raw(bytes.as_bytes()).answer("POST").status;
+        assert!([400, 405, 501].contains(&status), "{line} gave {status}");
+    }
+    let upgrade = gateway
+        .get("/x")
+        .key("k")
+        .header("Connection", "Upgrade")
+        .header("Upgrade", "websocket")
+        .send();
+    assert!(
+        [400, 426, 501].contains(&upgrade.status),
+        "an upgrade gave {}",
+        upgrade.status
+    );
+    gateway
+        .call("POST", "/x")
+        .key("k")
+        .header("Expect", "200-ok")
+        .body("abc")
+        .send()
+        .expect(417);
+    assert_eq!(backend.count(), 0);
+}
+
+#[test]
+fn pipelined_requests_are_answered_in_order() {
+    // Answers that overtake each other reach the wrong request, and so perhaps the wrong person.
+    let backend = Backend::answering(|request| response("200 OK", &[], request.target().as_bytes()));
+    let gateway = Gateway::start(&Config::shared(&backend));
+    let bytes: Vec<u8> = (0..20)
+        .flat_map(|number| Request::get(&format!("/{number}")).key("k-pro-1").to_bytes())
+        .collect();
+    let mut connection = gateway.raw(&bytes);
+    for number in 0..20 {
+        assert_eq!(connection.answer("GET").expect(200).text(), format!("/{number}"));
+    }
+}

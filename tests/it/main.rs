@@ -1,0 +1,45 @@
+//! The black-box tests: one binary, the real `tollgate`, real sockets, real Redis.
+//!
+//! | module | what it shows |
+//! |---|---|
+//! | `limits` | exact counts, windows, several limits at once, amounts at the edge |
+//! | `identity` | keys, blank and hostile credentials, accounts that must not mix |
+//! | `addresses` | the client address behind trusted proxies, IPv6 prefixes |
+//! | `paths` | one canonical path for route, counter and upstream |
+//! | `proxying` | what goes on to the upstream and comes back, byte for byte |
+//! | `framing` | message boundaries, hop-by-hop fields, `Host`, methods that are not served |
+//! | `answers` | rate-limit fields, `Retry-After`, problem documents, request ids |
+//! | `mistakes` | configurations that must be refused |
+//! | `redis` | keys, expiry, scripts, restart, cluster |
+//! | `outage` | Redis absent, refusing, frozen |
+//! | `observing` | metrics, access log, no credential anywhere |
+//! | `memory` | bounded memory under big bodies and many callers |
+//! | `demo` | the first command a newcomer runs |
+//!
+//! A test begins with the id of its case and the bug it guards against, in a sentence. Longer runs are `#[ignore]`d
+//! and belong to `./test long`.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    reason = "helpers fail a test by panicking, as its assertions do"
+)]
+#![expect(
+    clippy::disallowed_methods,
+    reason = "these tests measure the real time of a real process"
+)]
+
+mod addresses;
+mod answers;
+mod demo;
+mod framing;
+mod identity;
+mod limits;
+mod memory;
+mod mistakes;
+mod observing;
+mod outage;
+mod paths;
+mod proxying;
+mod redis;
+mod support;

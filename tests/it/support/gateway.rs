@@ -1,0 +1,290 @@
+//! The real `tollgate`, started on free ports.
+
+use std::net::SocketAddr;
+use std::process::Command;
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::client::{Answer, Connection, Request};
+use super::config::Config;
+use super::eventually;
+use super::process::{Process, START_LIMIT};
+
+/// A running gateway. Killed when dropped; a failing test prints what it wrote.
+#[derive(Debug)]
+pub(crate) struct Gateway {
+    process: Process,
+    public: SocketAddr,
+    admin: SocketAddr,
+    _directory: TempDir,
+}
+
+/// A request to one gateway.
+#[derive(Debug)]
+pub(crate) struct Call<'gateway> {
+    gateway: &'gateway Gateway,
+    request: Request,
+}
+
+/// How a command ended.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    /// The exit code.
+    pub(crate) code: i32,
+    /// Both outputs.
+    pub(crate) output: String,
+}
+
+/// The built binary, ready for arguments.
+pub(crate) fn tollgate() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tollgate"));
+    command.env("RUST_BACKTRACE", "0");
+    command
+}
+
+/// Runs a command of the binary on this configuration to its end.
+#[track_caller]
+pub(crate) fn run(verb: &str, config: &str, environment: &[(&str, &str)]) -> Finished {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("tollgate.toml");
+    std::fs::write(&file, config).unwrap();
+    let mut process = Process::start(
+        tollgate()
+            .args([verb, "-c"])
+            .arg(&file)
+            .envs(environment.iter().copied()),
+    );
+    let code = process.wait(START_LIMIT);
+    let output = [process.stdout.all(), process.stderr.all()].concat().join("\n");
+    Finished { code, output }
+}
+
+impl Gateway {
+    /// Starts it with this configuration and waits until it listens.
+    #[track_caller]
+    pub(crate) fn start(config: &Config) -> Self {
+        Self::start_with(&config.text(), &[])
+    }
+
+    /// As [`Self::start`], with further environment variables.
+    #[track_caller]
+    pub(crate) fn start_with(config: &str, environment: &[(&str, &str)]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("tollgate.toml");
+        std::fs::write(&file, config).unwrap();
+        let mut command = tollgate();
+        command
+            .args(["serve", "-c"])
+            .arg(&file)
+            .envs(environment.iter().copied());
+        Self::launch(&mut command, directory)
+    }
+
+    /// `tollgate demo` on free ports.
+    #[track_caller]
+    pub(crate) fn demo() -> Self {
+        let mut command = tollgate();
+        command
+            .arg("demo")
+            .env("TOLLGATE__SERVER__LISTEN", "127.0.0.1:0")
+            .env("TOLLGATE__ADMIN__LISTEN", "127.0.0.1:0");
+        Self::launch(&mut command, tempfile::tempdir().unwrap())
+    }
+
+    #[track_caller]
+    fn launch(command: &mut Command, directory: TempDir) -> Self {
+        command.current_dir(directory.path());
+        let mut process = Process::start(command);
+        let (public, admin) = eventually("the gateway to listen", START_LIMIT, || {
+            let ended = process.exit_code();
+            let found = process.stderr.all().iter().find_map(|line| listening(line));
+            assert!(
+                found.is_some() || ended.is_none(),
+                "the gateway ended with {ended:?} before it listened\n{}",
+                process.excerpt()
+            );
+            found
+        });
+        Self {
+            process,
+            public,
+            admin,
+            _directory: directory,
+        }
+    }
+
+    /// The address of the public listener.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.public
+    }
+
+    /// The address of the admin listener.
+    pub(crate) fn admin_address(&self) -> SocketAddr {
+        self.admin
+    }
+
+    /// A new connection to the public listener.
+    pub(crate) fn connect(&self) -> Connection {
+        Connection::open(self.public)
+    }
+
+    /// A request to build on; nothing is sent yet.
+    pub(crate) fn call(&self, method: &str, target: &str) -> Call<'_> {
+        Call {
+            gateway: self,
+            request: Request::new(method, target),
+        }
+    }
+
+    /// A GET request to build on.
+    pub(crate) fn get(&self, target: &str) -> Call<'_> {
+        self.call("GET", target)
+    }
+
+    /// Sends these bytes on a new connection, which stays open for what comes back.
+    pub(crate) fn raw(&self, bytes: &[u8]) -> Connection {
+        let mut connection = self.connect();
+        connection.send(bytes);
+        connection
+    }
+
+    /// Calls with this key until it is refused; how many passed, and the refusal.
+    #[track_caller]
+    pub(crate) fn exhaust(&self, target: &str, key: &str) -> (u64, Answer) {
+        let mut connection = self.connect();
+        let request = Request::get(target).key(key);
+        for passed in 0..10_000 {
+            let answer = request.on(&mut connection);
+            if answer.status == 429 {
+                return (passed, answer);
+            }
+            answer.expect(200);
+        }
+        panic!("10,000 calls and no refusal");
+    }
+
+    /// A GET on the admin listener.
+    #[track_caller]
+    pub(crate) fn admin(&self, target: &str) -> Answer {
+        Request::get(target).on(&mut Connection::open(self.admin))
+    }
+
+    /// The sum of all samples of this metric that carry these labels.
+    #[track_caller]
+    pub(crate) fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        let wanted: Vec<String> = labels
+            .iter()
+            .map(|(label, value)| format!("{label}=\"{value}\""))
+            .collect();
+        let exposition = self.admin("/metrics").expect(200).text();
+        exposition
+            .lines()
+            .filter(|line| {
+                line.strip_prefix(name)
+                    .is_some_and(|rest| rest.starts_with(['{', ' ']))
+            })
+            .filter(|line| wanted.iter().all(|label| line.contains(label.as_str())))
+            .map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
+            .sum()
+    }
+
+    /// The access log, once it has at least `count` lines. Every line must be one JSON object.
+    #[track_caller]
+    pub(crate) fn access_log(&self, count: usize) -> Vec<Value> {
+        let lines = eventually("the access log", Duration::from_secs(10), || {
+            let lines = self.process.stdout.all();
+            (lines.len() >= count).then_some(lines)
+        });
+        lines
+            .iter()
+            .map(|line| {
+                serde_json::from_str(line).unwrap_or_else(|error| panic!("{error} in log line {line:?}"))
+            })
+            .collect()
+    }
+
+    /// All lines the process wrote so far, to both outputs.
+    pub(crate) fn log_lines(&self) -> Vec<String> {
+        [self.process.stdout.all(), self.process.stderr.all()].concat()
+    }
+
+    /// Lines on standard output alone.
+    pub(crate) fn stdout(&self) -> Vec<String> {
+        self.process.stdout.all()
+    }
+
+    /// A line of `/proc/PID/status` in KiB, for example `VmHWM`.
+    pub(crate) fn memory_kib(&self, field: &str) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()))
+            .expect("the gateway is alive");
+        status
+            .lines()
+            .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))
+            .and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse().ok())
+            .unwrap_or_else(|| panic!("no {field} in {status}"))
+    }
+
+    /// Asks it to end (`SIGTERM`) and gives back its exit code.
+    #[track_caller]
+    pub(crate) fn stop(mut self) -> i32 {
+        self.process.signal("TERM");
+        self.process.wait(START_LIMIT)
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            super::say(&format!(
+                "gateway on {}:\n{}",
+                self.public,
+                self.process.excerpt()
+            ));
+        }
+    }
+}
+
+/// Both addresses, when this is the line that says them.
+fn listening(line: &str) -> Option<(SocketAddr, SocketAddr)> {
+    let line: Value = serde_json::from_str(line).ok()?;
+    if line.get("message")? != "listening" {
+        return None;
+    }
+    let address = |field: &str| line.get(field)?.as_str()?.parse().ok();
+    Some((address("public")?, address("admin")?))
+}
+
+impl Call<'_> {
+    /// Adds a field line.
+    pub(crate) fn header(mut self, name: &str, value: impl AsRef<[u8]>) -> Self {
+        self.request = self.request.header(name, value);
+        self
+    }
+
+    /// Shows this API key.
+    pub(crate) fn key(mut self, key: &str) -> Self {
+        self.request = self.request.key(key);
+        self
+    }
+
+    /// Adds a body with its length.
+    pub(crate) fn body(mut self, body: impl Into<Vec<u8>>) -> Self {
+        self.request = self.request.body(body);
+        self
+    }
+
+    /// Sends it on a connection of its own.
+    #[track_caller]
+    pub(crate) fn send(self) -> Answer {
+        self.request.on(&mut self.gateway.connect())
+    }
+
+    /// Sends it from another loopback address.
+    #[track_caller]
+    pub(crate) fn send_from(self, source: &str) -> Answer {
+        let mut connection = Connection::open_from(source.parse().unwrap(), self.gateway.public);
+        self.request.on(&mut connection)
+    }
+}

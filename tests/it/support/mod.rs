@@ -1,0 +1,50 @@
+//! The harness: the real binary, a recording upstream, real Redis servers, and a client that changes nothing.
+//!
+//! Everything a test starts belongs to it and ends with it. Nothing here waits for a fixed time: [`eventually`] polls
+//! against a deadline, and exact claims are made by what the answers themselves say.
+
+pub(crate) mod backend;
+mod client;
+mod config;
+mod gateway;
+pub(crate) mod load;
+mod process;
+mod redis;
+mod store;
+mod wire;
+
+use std::io::Write;
+use std::thread;
+use std::time::{Duration, Instant};
+
+pub(crate) use backend::Backend;
+pub(crate) use client::{Answer, Connection, Request};
+pub(crate) use config::{Config, sha256_hex};
+pub(crate) use gateway::{Finished, Gateway, run};
+pub(crate) use redis::{Cluster, Redis};
+pub(crate) use store::{Store, for_every_store};
+pub(crate) use wire::Ending;
+
+/// Asks `probe` again and again until it has an answer; fails when `limit` has passed.
+#[track_caller]
+pub(crate) fn eventually<T>(what: &str, limit: Duration, mut probe: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + limit;
+    loop {
+        if let Some(answer) = probe() {
+            return answer;
+        }
+        assert!(Instant::now() < deadline, "waited {limit:?} for {what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Sleeps until this moment; at once when it has passed.
+pub(crate) fn sleep_until(moment: Instant) {
+    thread::sleep(moment.saturating_duration_since(Instant::now()));
+}
+
+/// Tells whoever reads the output of a failing test.
+fn say(text: &str) {
+    // Through the handle and not by `eprintln!`: this also runs while a test unwinds, where a second panic aborts.
+    writeln!(std::io::stderr(), "{text}").ok();
+}
