@@ -321,7 +321,7 @@ fn inbound<'a>(request: &'a ServiceRequest, policy: &Policy) -> Result<Inbound<'
 /// Why there is no pass: a limit refuses, or nobody could count.
 fn refusal(record: &Record) -> Rejection {
     match record.decided() {
-        Some((offer, decision)) => Rejection::limited(&offer.rules, decision),
+        Some((offer, decision)) => Rejection::limited(&offer.rules, decision, offer.route.cost),
         None => Rejection::StoreAway,
     }
 }

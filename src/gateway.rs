@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use actix_web::dev::Server;
-use actix_web::http::header::{self, HeaderValue};
+use actix_web::http::header;
 use actix_web::web::{self, Data, Payload};
 use actix_web::{App, HttpRequest, HttpResponse, HttpServer};
 use secrecy::ExposeSecret;

@@ -3,6 +3,8 @@
 //! Every refusal is `application/problem+json` (RFC 9457) of one shape, and repeats nothing that the client sent. The
 //! reasons of a 401 look alike on purpose: an answer must not tell a wrong key from a revoked one.
 
+use std::num::NonZeroU64;
+
 use actix_web::HttpResponse;
 use actix_web::http::StatusCode;
 use actix_web::http::header::{self, HeaderMap, HeaderName, HeaderValue};
@@ -37,6 +39,8 @@ pub enum Rejection {
         violated: Vec<Box<str>>,
         /// Whole seconds after which the request would pass; `None`: waiting cannot help.
         retry_after: Option<u64>,
+        /// Which limit, what it allows, and what is left of it.
+        detail: String,
     },
     /// The store cannot answer, and the operator chose to refuse then.
     StoreAway,
@@ -65,14 +69,28 @@ struct Problem<'a> {
 }
 
 impl Rejection {
-    /// A refusal by these limits.
+    /// A refusal by these limits, for a request of `cost`.
     #[must_use]
-    pub fn limited(rules: &[Rule], decision: &Decision) -> Self {
+    pub fn limited(rules: &[Rule], decision: &Decision, cost: NonZeroU64) -> Self {
         let name = |index: usize| rules.get(index).map(|rule| Box::from(&*rule.name));
-        let violated = decision.refusing().filter_map(name).collect();
+        let retry_after = decision.wait().map(headers::retry_after);
+        let binding = decision
+            .binding()
+            .and_then(|index| rules.get(index).zip(decision.states.get(index)));
+        let detail = binding.map_or_else(String::new, |(rule, standing)| {
+            let (name, promise, left) = (&rule.name, rule.promise(), standing.remaining);
+            let advice = match retry_after {
+                Some(seconds) => format!("Retry in {seconds} s."),
+                None => "Waiting cannot help.".to_owned(),
+            };
+            format!(
+                "Limit \"{name}\" allows {promise}; this request costs {cost}, and {left} are left. {advice}"
+            )
+        });
         Self::Limited {
-            violated,
-            retry_after: decision.wait().map(headers::retry_after),
+            violated: decision.refusing().filter_map(name).collect(),
+            retry_after,
+            detail,
         }
     }
 
@@ -159,16 +177,7 @@ impl Rejection {
                 "A valid API key is needed.".to_owned()
             }
             Self::Excluded => "Your plan does not include this route.".to_owned(),
-            Self::Limited {
-                violated,
-                retry_after,
-            } => {
-                let names = violated.join("\", \"");
-                match retry_after {
-                    Some(seconds) => format!("The limit \"{names}\" is used up. Retry in {seconds} s."),
-                    None => format!("The request costs more than the limit \"{names}\" can ever hold."),
-                }
-            }
+            Self::Limited { detail, .. } => detail.clone(),
             Self::StoreAway => "Requests cannot be counted at the moment. Retry in a second.".to_owned(),
             Self::Upstream(failure) => sentence(failure),
             Self::Unchecked => "The gateway cannot forward this request.".to_owned(),

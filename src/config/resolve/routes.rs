@@ -119,11 +119,7 @@ pub(super) fn check_costs(raw: &Raw, plans: &[Plan], routes: &[Route], context: 
 
 fn check_cost(route: &Route, plan: &Plan, place: &Place, context: &Context<'_>) {
     let own = plan.routes.get(&route.name);
-<<<<<<< HEAD
     let too_small = |rule: &&Rule| rule.algorithm.capacity() < route.cost;
-=======
-    let too_small = |rule: &&Rule| rule.algorithm.capacity() < route.cost.get();
->>>>>>> config
     let Some(rule) = plan
         .limits
         .iter()

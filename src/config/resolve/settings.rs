@@ -63,7 +63,6 @@ fn processors() -> usize {
 }
 
 fn admin(section: &AdminSection, context: &Context<'_>) -> Option<AdminSettings> {
-<<<<<<< HEAD
     if let (Some(_), Some(file)) = (&section.token, &section.token_file) {
         context.note(
             Fault::new("stands beside admin.token").hint("keep one of them"),
@@ -79,20 +78,6 @@ fn admin(section: &AdminSection, context: &Context<'_>) -> Option<AdminSettings>
         .as_ref()
         .map(|token| token.value.clone())
         .or(from_file);
-=======
-    let token = match (&section.token, &section.token_file) {
-        (Some(token), None) => Some(token.value.clone()),
-        (None, Some(file)) => Some(secret_of(file, words::token, context)?),
-        (None, None) => None,
-        (Some(_), Some(file)) => {
-            context.note(
-                Fault::new("stands beside admin.token").hint("keep one of them"),
-                file,
-            );
-            return None;
-        }
-    };
->>>>>>> config
     let listen = section.listen.as_ref()?;
     if token.is_none() && !listen.value.ip().is_loopback() {
         let fault = Fault::new("can be reached from other machines, and there is no token")

@@ -331,7 +331,7 @@ fn connection_cannot_name_away_what_the_gateway_says() {
     // FRM-5: fields listed in Connection are dropped; listing the gateway's own made them vanish.
     let backend = Backend::answering(|_| Reply::ok());
     let mut setup = Setup::to(&[backend.address]);
-    setup.credential = Some(HeaderName::from_static("x-api-key"));
+    setup.credentials = vec![HeaderName::from_static("x-api-key")];
     let answer = Gateway::start(setup).ask(
         "POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 5\r\nX-Api-Key: secret\r\nX-User-Id: 7\r\nX-Other: 8\r\n\
          X-Forwarded-For: 198.51.100.7\r\n\

@@ -27,7 +27,7 @@ pub(super) struct Setup {
     pub(super) upstream: UpstreamSettings,
     pub(super) max_body: u64,
     pub(super) peer_is_trusted: bool,
-    pub(super) credential: Option<HeaderName>,
+    pub(super) credentials: Vec<HeaderName>,
 }
 
 impl Setup {
@@ -45,7 +45,7 @@ impl Setup {
             },
             max_body: u64::MAX,
             peer_is_trusted: false,
-            credential: None,
+            credentials: Vec::new(),
         }
     }
 }
@@ -146,7 +146,7 @@ async fn forward(request: HttpRequest, payload: Payload, state: Data<State>) -> 
         scheme: "http",
         host: request.headers().get(HOST).unwrap().to_str().unwrap(),
         request_id: &request_id,
-        credential: state.setup.credential.as_ref(),
+        credentials: &state.setup.credentials,
         account: Some("acme"),
         plan: "free",
         max_body: state.setup.max_body,
