@@ -174,13 +174,13 @@ impl<'a> Table<'a> {
     }
 
     /// The table `key`.
-    pub(super) fn table(&mut self, key: &'static str) -> Option<Table<'a>> {
+    pub(super) fn table(&mut self, key: &'static str) -> Option<Self> {
         let (value, place) = self.find(key)?;
         self.reading.as_table(value, place)
     }
 
     /// The list of tables `key`; each is called by its `name`, if it has one, and by its index, if not.
-    pub(super) fn tables(&mut self, key: &'static str) -> Option<Written<Vec<Table<'a>>>> {
+    pub(super) fn tables(&mut self, key: &'static str) -> Option<Written<Vec<Self>>> {
         let (value, place) = self.find(key)?;
         let ValueKind::Array(items) = &value.kind else {
             let fault = if is_environment(&place) {
@@ -206,7 +206,7 @@ impl<'a> Table<'a> {
     }
 
     /// The tables of `key`, by name: `[plans.free]`, `[plans.pro]`. Sorted by name.
-    pub(super) fn named(&mut self, key: &'static str) -> Vec<(String, Table<'a>)> {
+    pub(super) fn named(&mut self, key: &'static str) -> Vec<(String, Self)> {
         let Some(outer) = self.table(key) else {
             return Vec::new();
         };
@@ -243,7 +243,7 @@ impl<'a> Table<'a> {
                 origin: self.reading.origin(value),
                 key: self.place.key.clone(),
             };
-            let fault = Fault::new(format!("unknown key \"{key}\"")).meant(key, self.asked.iter().copied());
+            let fault = Fault::new(format!("unknown key {key:?}")).meant(key, self.asked.iter().copied());
             let meant = nearest(key, &self.asked);
             self.missing.retain(|(missing, _)| meant != Some(*missing));
             self.reading.notes.add(fault.at(&place));

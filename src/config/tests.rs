@@ -163,7 +163,16 @@ fn keys_written_twice_are_refused_in_every_format() {
         ("b.yaml", "server: [}"),
     ];
     let told = texts.map(|(name, text)| Files::new(&[("a.toml", BASE), (name, text)]).load().unwrap_err());
-    assert_snapshot!(told.join("\n"), @"");
+    assert_snapshot!(told.join("\n"), @r#"
+    b.toml:3: is not TOML: duplicate key
+    b.yaml:3: is not YAML: duplicate key "workers"
+    b.json:2: is not JSON: duplicate key "workers"
+    b.json:2: is not JSON: trailing comma
+    b.json: holds no table of settings
+    b.yaml: holds no table of settings
+    b.yaml:2: is not YAML: aliases (*name) are not read
+    b.yaml:1: is not YAML: while parsing a node, did not find expected node content
+    "#);
 }
 
 #[test]

@@ -37,7 +37,7 @@ impl Context<'_> {
         if names.contains(&name) || self.incomplete {
             return names.contains(&name);
         }
-        let fault = Fault::new(format!("there is no {what} \"{name}\"")).meant(name, names.iter().copied());
+        let fault = Fault::new(format!("there is no {what} {name:?}")).meant(name, names.iter().copied());
         self.note(fault, written);
         false
     }
