@@ -65,7 +65,7 @@ impl Format {
     }
 
     fn refused(self, error: &(dyn std::error::Error + 'static), text: &str) -> Refused {
-        if error.is::<config::ConfigError>() {
+        if error.is::<Box<config::ConfigError>>() || error.is::<config::ConfigError>() {
             // The parser was content, but what it found is a single value, which may be a secret.
             return Refused {
                 fault: Fault::new("holds no table of settings"),
@@ -123,12 +123,20 @@ fn levels(line: &str) -> usize {
     indentation + line.as_bytes().windows(2).filter(|pair| opens(pair)).count()
 }
 
-/// The last line of what a parser says: what it says before may quote the text, and with it a secret.
-fn reason(said: &str) -> &str {
+/// The last line of what a parser says, without the place: what it says before may quote the text, and with it a secret.
+fn reason(said: &str) -> String {
     if said.starts_with("Parsing ") {
-        return "a number cannot be read";
+        return "a number cannot be read".to_owned();
     }
-    said.lines().last().unwrap_or_default()
+    let last = said.lines().last().unwrap_or_default();
+    let plain = [" at byte ", " at line "]
+        .iter()
+        .find_map(|place| last.split_once(place))
+        .map_or(last, |(before, _)| before);
+    let yaml_duplicate = plain
+        .strip_prefix("String(")
+        .and_then(|rest| rest.strip_suffix("): duplicated key in mapping"));
+    yaml_duplicate.map_or_else(|| plain.to_owned(), |key| format!("duplicate key {key}"))
 }
 
 /// The number behind the first "line " of what a parser says.

@@ -6,6 +6,9 @@ use std::cell::RefCell;
 use std::fmt;
 use std::path::PathBuf;
 
+/// So many words are listed when none of them is near.
+const LISTED_MAX: usize = 12;
+
 /// Where a value was written.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Origin {
@@ -22,7 +25,7 @@ impl fmt::Display for Origin {
         match self {
             Self::BuiltIn(name) => write!(f, "built-in {name}"),
             Self::File(path) => path.display().fmt(f),
-            Self::Environment(name) => write!(f, "environment: {name}"),
+            Self::Environment(name) => write!(f, "environment: {}", name.escape_debug()),
         }
     }
 }
@@ -36,10 +39,11 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// The key `name` inside this one.
+    /// The key `name` inside this one. What could break a line or move a cursor is escaped.
     pub(super) fn inside(&self, name: &str) -> Self {
+        let name = name.escape_debug();
         let key = match self.key.as_str() {
-            "" => name.to_owned(),
+            "" => name.to_string(),
             outer => format!("{outer}.{name}"),
         };
         Self {
@@ -76,6 +80,9 @@ impl Fault {
         match nearest(written, &words) {
             Some(word) => self.hint(format!("did you mean \"{word}\"?")),
             None if words.is_empty() => self,
+            None if words.len() > LISTED_MAX => {
+                self.hint(format!("known here: {} and more", words[..LISTED_MAX].join(", ")))
+            }
             None => self.hint(format!("known here: {}", words.join(", "))),
         }
     }

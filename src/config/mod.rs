@@ -1,6 +1,6 @@
 //! What the operator wrote: read, layered, checked, and made into values that work.
 //!
-//! Three steps: [`sources`] finds the files and lays them over each other and over the built-in defaults (`config/`);
+//! Three steps: `sources` finds the files and lays them over each other and over the built-in defaults (`config/`);
 //! `raw` is what is written, with types; `resolve` is the only validation. What comes out cannot be wrong, and nobody
 //! checks it again. What goes wrong is collected, never thrown at the first sight: [`Mistakes`] lists all of it.
 //!

@@ -15,7 +15,7 @@ use secrecy::SecretString;
 use super::mistakes::Place;
 use super::reader::{Table, Written};
 use super::settings::{HeaderStyle, RedisMode};
-use super::units::{at_least_one, duration, duration_up_to, limit, size, whole_in};
+use super::units::{at_least_one, duration, duration_in, limit, size, whole_in};
 use super::words::{
     account, choice, flag, hash, header, listen, log_filter, name, network, redis_url, target, text, token,
 };
@@ -25,10 +25,13 @@ type Field<T> = Option<Written<T>>;
 type List<T> = Option<Written<Vec<Written<T>>>>;
 
 /// The longest of all timeouts.
-const TIMEOUT_MAX: Duration = Duration::from_secs(86_400);
+const TIMEOUT_MAX: &str = "1d";
+
+/// The longest time that stopping may take.
+const DRAIN_MAX: &str = "1h";
 
 /// The longest time that the limiter may spend on one request.
-const BUDGET_MAX: Duration = Duration::from_secs(10);
+const BUDGET_MAX: &str = "10s";
 
 /// The most threads; more would be a slip of the finger.
 const WORKERS_MAX: u64 = 1_024;
@@ -105,7 +108,7 @@ impl ServerSection {
         let section = Self {
             listen: table.require("listen", listen),
             workers: table.require("workers", whole_in(0, WORKERS_MAX)),
-            drain: table.require("drain", duration),
+            drain: table.require("drain", duration_in("0s", DRAIN_MAX)),
             max_body: table.require("max_body", size),
             max_connections: table.require("max_connections", whole_in(1, CONNECTIONS_MAX)),
             encoded_slashes: table.require("encoded_slashes", flag),
@@ -193,7 +196,7 @@ impl RedisSection {
             url_file: table.get("url_file", text),
             nodes: table.list("nodes", redis_url),
             mode: table.require("mode", choice(MODES, &["sentinel"])),
-            budget: table.require("budget", duration_up_to(BUDGET_MAX)),
+            budget: table.require("budget", duration_in("1ms", BUDGET_MAX)),
             prefix: table.require("prefix", name),
         };
         table.finish();
@@ -427,7 +430,7 @@ pub(super) struct UpstreamSection {
 
 impl UpstreamSection {
     fn read(name: String, mut table: Table<'_>) -> Self {
-        let timeout = duration_up_to(TIMEOUT_MAX);
+        let timeout = duration_in("1ms", TIMEOUT_MAX);
         table.require_present("targets", "for example targets = [\"http://127.0.0.1:9000\"]");
         let section = Self {
             name,

@@ -226,7 +226,8 @@ fn files_of(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn read_file(path: &Path) -> Result<String, String> {
+/// The text of a file that is not larger than any that is meant.
+pub(super) fn read_file(path: &Path) -> Result<String, String> {
     let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
     let mut text = String::new();
     file.take(FILE_MAX + 1)

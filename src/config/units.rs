@@ -23,12 +23,20 @@ pub(super) fn duration(value: Scalar<'_>) -> Result<Duration, Fault> {
     with_unit(value, "duration", TIMES, "s").map(Duration::from_millis)
 }
 
-/// A duration from 1 ms to `longest`.
-pub(super) fn duration_up_to(longest: Duration) -> impl Fn(Scalar<'_>) -> Result<Duration, Fault> {
-    move |value| match duration(value)? {
-        Duration::ZERO => Err(Fault::new("must be longer than zero")),
-        wanted if wanted > longest => Err(Fault::new(format!("may be {}s at most", longest.as_secs()))),
-        wanted => Ok(wanted),
+/// A duration of `shortest` to `longest`, both of them as they would be written.
+pub(super) fn duration_in(
+    shortest: &'static str,
+    longest: &'static str,
+) -> impl Fn(Scalar<'_>) -> Result<Duration, Fault> {
+    move |value| {
+        let wanted = duration(value)?;
+        let range = duration(Scalar::Text(shortest))?..=duration(Scalar::Text(longest))?;
+        if range.contains(&wanted) {
+            return Ok(wanted);
+        }
+        Err(Fault::new(format!(
+            "must lie between \"{shortest}\" and \"{longest}\""
+        )))
     }
 }
 

@@ -54,7 +54,7 @@ pub(super) fn choice<T: Copy + 'static>(
             return Err(Fault::new(format!("\"{word}\" is not in this version yet")));
         }
         let names = choices.iter().map(|(name, _)| *name);
-        Err(Fault::new(format!("\"{word}\" is not a choice")).meant(&word, names))
+        Err(Fault::new(format!("{word:?} is not a choice")).meant(&word, names))
     }
 }
 
@@ -205,6 +205,12 @@ pub(super) fn redis_url(value: Scalar<'_>) -> Result<SecretString, Fault> {
         .hint("for example \"redis://127.0.0.1:6379\", or \"rediss://\" for TLS"))
 }
 
+/// Whether a Redis URL chooses another database than 0.
+pub(super) fn chooses_database(url: &SecretString) -> bool {
+    let parsed = Url::parse(url.expose_secret());
+    parsed.is_ok_and(|url| !["", "/", "/0"].contains(&url.path()))
+}
+
 /// Whether `path` is empty or the number of a database.
 fn is_database(path: &str) -> bool {
     let number = path.strip_prefix('/').unwrap_or(path);
@@ -218,7 +224,7 @@ pub(super) fn log_filter(value: Scalar<'_>) -> Result<String, Fault> {
     for part in filter.split(',') {
         let level = part.rsplit_once('=').map_or(part, |(_, level)| level).trim();
         if !LEVELS.contains(&level) {
-            return Err(Fault::new(format!("\"{level}\" is not a level")).meant(level, LEVELS));
+            return Err(Fault::new(format!("{level:?} is not a level")).meant(level, LEVELS));
         }
     }
     Ok(filter)

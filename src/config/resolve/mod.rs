@@ -37,7 +37,7 @@ impl Context<'_> {
         if names.contains(&name) || self.incomplete {
             return names.contains(&name);
         }
-        let fault = Fault::new(format!("there is no {what} \"{name}\"")).meant(name, names.iter().copied());
+        let fault = Fault::new(format!("there is no {what} {name:?}")).meant(name, names.iter().copied());
         self.note(fault, written);
         false
     }
@@ -45,14 +45,12 @@ impl Context<'_> {
 
 /// Everything, or `None` and at least one mistake in the notes.
 pub(super) fn resolve(raw: &Raw, context: &Context<'_>) -> Option<(Settings, PolicyParts)> {
-    let names = |name: fn(&Raw) -> Vec<&str>| name(raw);
-    let plan_names = names(|raw| raw.plans.iter().map(|plan| plan.name.as_str()).collect());
-    let upstream_names = names(|raw| {
-        raw.upstreams
-            .iter()
-            .map(|upstream| upstream.name.as_str())
-            .collect()
-    });
+    let plan_names: Vec<&str> = raw.plans.iter().map(|plan| plan.name.as_str()).collect();
+    let upstream_names: Vec<&str> = raw
+        .upstreams
+        .iter()
+        .map(|upstream| upstream.name.as_str())
+        .collect();
 
     let settings = settings::resolve(raw, context);
     let plans = plans::resolve(raw, context);

@@ -14,6 +14,7 @@ use crate::config::reader::{Scalar, Written};
 use crate::config::settings::{
     AdminSettings, LogSettings, RedisMode, RedisSettings, ServerSettings, Settings, StoreKind, StoreSettings,
 };
+use crate::config::sources::read_file;
 use crate::config::words;
 use crate::proxy::UpstreamSettings;
 
@@ -110,6 +111,10 @@ fn redis(section: &RedisSection, context: &Context<'_>) -> Option<RedisSettings>
         let fault = Fault::new("\"standalone\" is one node").hint("write mode = \"cluster\", or one url");
         context.note(fault, mode);
     }
+    if mode.value == RedisMode::Cluster && nodes.iter().any(words::chooses_database) {
+        let fault = Fault::new("a cluster has database 0 only").hint("end the URLs after the port");
+        context.note(fault, mode);
+    }
     Some(RedisSettings {
         mode: mode.value,
         nodes,
@@ -149,7 +154,7 @@ fn secret_of(
     parse: impl Fn(Scalar<'_>) -> Result<SecretString, Fault>,
     context: &Context<'_>,
 ) -> Option<SecretString> {
-    let read = std::fs::read_to_string(path_of(file)).map(SecretString::from);
+    let read = read_file(&path_of(file)).map(SecretString::from);
     let secret = match &read {
         Ok(text) => parse(Scalar::Text(text.expose_secret().trim_end_matches(['\r', '\n']))),
         Err(error) => Err(Fault::new(format!("names a file that cannot be read: {error}"))),
