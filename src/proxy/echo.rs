@@ -8,7 +8,7 @@ use std::net::TcpListener;
 use actix_web::body::SizedStream;
 use actix_web::dev::Server;
 use actix_web::web::Payload;
-use actix_web::{App, HttpRequest, HttpResponse, HttpServer, web};
+use actix_web::{App, HttpRequest, HttpResponse, HttpServer, guard, web};
 use bytes::Bytes;
 use futures_util::{StreamExt as _, stream};
 
@@ -23,7 +23,7 @@ static BLOCK: [u8; 65_536] = [b'.'; 65_536];
 pub fn serve(listener: TcpListener) -> std::io::Result<Server> {
     let server = HttpServer::new(|| {
         App::new()
-            .route("/bytes/{n}", web::get().to(bytes))
+            .service(web::resource("/bytes/{n}").guard(guard::Get()).to(bytes))
             .default_service(web::to(echo))
     });
     Ok(server.workers(1).disable_signals().listen(listener)?.run())
@@ -58,4 +58,66 @@ async fn bytes(n: web::Path<u64>) -> HttpResponse {
     HttpResponse::Ok()
         .content_type("application/octet-stream")
         .body(SizedStream::new(total, Box::pin(blocks)))
+}
+
+#[cfg(test)]
+mod tests {
+    use actix_web::rt::System;
+    use futures_util::TryStreamExt as _;
+
+    use super::*;
+
+    /// Sends one request to an echo server and returns the body of its answer.
+    fn ask(method: reqwest::Method, path: &str, body: &'static str) -> Vec<u8> {
+        System::new().block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = listener.local_addr().unwrap();
+            let server = serve(listener).unwrap();
+            let handle = server.handle();
+            let asking = async {
+                let url = reqwest::Url::parse(&format!("http://{address}{path}")).unwrap();
+                let mut request = reqwest::Request::new(method, url);
+                request
+                    .headers_mut()
+                    .insert("x-a", reqwest::header::HeaderValue::from_static("1"));
+                *request.body_mut() = Some(body.into());
+                let client = reqwest::Client::builder()
+                    .no_proxy()
+                    .tls_certs_only([])
+                    .build()
+                    .unwrap();
+                let answer = client.execute(request).await.unwrap();
+                let bytes: Vec<Bytes> = answer.bytes_stream().try_collect().await.unwrap();
+                handle.stop(false).await;
+                bytes.concat()
+            };
+            let (served, bytes) = tokio::join!(server, asking);
+            served.unwrap();
+            bytes
+        })
+    }
+
+    #[test]
+    fn it_says_what_it_saw() {
+        // The provider that reqwest needs.
+        drop(crate::proxy::Upstreams::new(&[]));
+        let answer = ask(reqwest::Method::PUT, "/a/b?c=d", "hello");
+        let answer: serde_json::Value = serde_json::from_slice(&answer).unwrap();
+        assert_eq!(answer["method"], "PUT");
+        assert_eq!(answer["path"], "/a/b?c=d");
+        assert_eq!(answer["body_bytes"], 5);
+        let headers = answer["headers"].as_array().unwrap();
+        assert!(headers.contains(&serde_json::json!(["x-a", "1"])), "{headers:?}");
+
+        let answer = ask(reqwest::Method::POST, "/bytes/5", "hello");
+        assert!(answer.starts_with(b"{"), "{}", String::from_utf8_lossy(&answer));
+    }
+
+    #[test]
+    fn it_gives_as_many_bytes_as_asked_for() {
+        drop(crate::proxy::Upstreams::new(&[]));
+        for n in [0, 1, 65_536, 200_000] {
+            assert_eq!(ask(reqwest::Method::GET, &format!("/bytes/{n}"), "").len(), n);
+        }
+    }
 }

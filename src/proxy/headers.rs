@@ -242,13 +242,17 @@ fn tokens(line: &[u8]) -> impl Iterator<Item = &str> {
 
 /// `X-Forwarded-For`: what a trusted peer wrote, then the peer; from anybody else the peer alone.
 fn forwarded_for(outgoing: &Outgoing<'_>) -> Result<HeaderValue, Failure> {
-    appended(outgoing, "x-forwarded-for", &outgoing.peer.to_string())
+    appended(
+        outgoing,
+        "x-forwarded-for",
+        &outgoing.peer.to_canonical().to_string(),
+    )
 }
 
 /// `Forwarded` (RFC 7239), by the same rule.
 fn forwarded(outgoing: &Outgoing<'_>) -> Result<HeaderValue, Failure> {
     let mut element = String::with_capacity(96);
-    let written = match outgoing.peer {
+    let written = match outgoing.peer.to_canonical() {
         IpAddr::V4(peer) => write!(element, "for={peer}"),
         IpAddr::V6(peer) => write!(element, "for=\"[{peer}]\""),
     };
@@ -298,4 +302,348 @@ fn inbound_name(name: &HeaderName) -> Result<inbound::HeaderName, Failure> {
 fn inbound_value(bytes: &[u8]) -> Result<inbound::HeaderValue, Failure> {
     inbound::HeaderValue::from_bytes(bytes)
         .map_err(|_| Failure::Internal("a header value cannot be passed back"))
+}
+
+#[cfg(test)]
+mod tests {
+    use actix_web::http::Method;
+
+    use super::*;
+
+    /// The lines that the backend gets for the lines of a client, without `Host` and what is the same in every case.
+    fn sent(lines: &[(&str, &str)], change: impl FnOnce(&mut Outgoing<'_>)) -> Vec<String> {
+        try_sent(lines, change).unwrap()
+    }
+
+    fn try_sent(
+        lines: &[(&str, &str)],
+        change: impl FnOnce(&mut Outgoing<'_>),
+    ) -> Result<Vec<String>, Failure> {
+        let mut headers = InboundMap::new();
+        for (name, content) in lines {
+            let name = inbound::HeaderName::try_from(*name).unwrap();
+            headers.append(name, inbound::HeaderValue::from_str(content).unwrap());
+        }
+        let request_id = inbound::HeaderValue::from_static("request-7");
+        let mut outgoing = Outgoing {
+            method: &Method::GET,
+            path: "/",
+            query: None,
+            headers: &headers,
+            peer: IpAddr::from([192, 0, 2, 1]),
+            peer_is_trusted: false,
+            scheme: "http",
+            host: "a.test",
+            request_id: &request_id,
+            credential: None,
+            account: None,
+            plan: "free",
+            max_body: 0,
+        };
+        change(&mut outgoing);
+        let framing = Framing::of(&headers).unwrap();
+        let sent = to_upstream(&outgoing, framing, &HeaderValue::from_static("target:1"), false)?;
+        let mut lines: Vec<_> = sent
+            .iter()
+            .map(|(name, content)| format!("{name}: {}", String::from_utf8_lossy(content.as_bytes())))
+            .collect();
+        lines.sort_by(|a, b| a.split(':').next().cmp(&b.split(':').next()));
+        Ok(lines)
+    }
+
+    /// What the gateway says of a request when nobody else says anything.
+    const USUAL: [&str; 7] = [
+        "forwarded: for=192.0.2.1;host=\"a.test\";proto=http",
+        "host: target:1",
+        "x-forwarded-for: 192.0.2.1",
+        "x-forwarded-host: a.test",
+        "x-forwarded-proto: http",
+        "x-request-id: request-7",
+        "x-tollgate-plan: free",
+    ];
+
+    /// The lines of `sent` that are not usual.
+    fn unusual(sent: Vec<String>) -> Vec<String> {
+        let (usual, others): (Vec<_>, Vec<_>) =
+            sent.into_iter().partition(|line| USUAL.contains(&line.as_str()));
+        assert_eq!(usual, USUAL);
+        others
+    }
+
+    #[track_caller]
+    fn check_from_anybody(lines: &[(&str, &str)], arrive: &[&str]) {
+        assert_eq!(unusual(sent(lines, |_| {})), arrive);
+    }
+
+    #[test]
+    fn fields_of_the_ends_pass_and_fields_of_the_hop_end_here() {
+        check_from_anybody(&[], &[]);
+        check_from_anybody(
+            &[
+                ("accept", "a"),
+                ("cookie", "x=1"),
+                ("cookie", "y=2"),
+                ("x-a", ""),
+                ("authorization", "Bearer t"),
+            ],
+            &[
+                "accept: a",
+                "authorization: Bearer t",
+                "cookie: x=1",
+                "cookie: y=2",
+                "x-a: ",
+            ],
+        );
+        for hop in [
+            "connection",
+            "keep-alive",
+            "proxy-connection",
+            "proxy-authorization",
+            "te",
+            "trailer",
+            "upgrade",
+            "expect",
+            "http2-settings",
+        ] {
+            check_from_anybody(&[(hop, "anything")], &[]);
+        }
+    }
+
+    #[test]
+    fn framing_is_written_new() {
+        check_from_anybody(&[("content-length", "0")], &["content-length: 0"]);
+        check_from_anybody(&[("content-length", "007")], &["content-length: 7"]);
+        check_from_anybody(
+            &[("transfer-encoding", "chunked")],
+            &["transfer-encoding: chunked"],
+        );
+        check_from_anybody(
+            &[("transfer-encoding", "chunked"), ("content-length", "7")],
+            &["transfer-encoding: chunked"],
+        );
+    }
+
+    #[test]
+    fn connection_lists_fields_of_the_ends_only() {
+        // FRM-5
+        check_from_anybody(
+            &[
+                ("connection", "close, X-User-Id"),
+                ("x-user-id", "7"),
+                ("x-b", "8"),
+            ],
+            &["x-b: 8"],
+        );
+        check_from_anybody(
+            &[
+                ("connection", "x-a"),
+                ("connection", " X-B ,,"),
+                ("x-a", "1"),
+                ("x-b", "2"),
+            ],
+            &[],
+        );
+        check_from_anybody(
+            &[("connection", "absent, \u{e9}, x y"), ("x-a", "1")],
+            &["x-a: 1"],
+        );
+        check_from_anybody(
+            &[
+                (
+                    "connection",
+                    "host, content-length, x-forwarded-for, x-request-id, x-tollgate-plan, forwarded",
+                ),
+                ("content-length", "5"),
+                ("x-forwarded-for", "198.51.100.7"),
+            ],
+            &["content-length: 5"],
+        );
+    }
+
+    #[test]
+    fn a_client_cannot_say_who_it_is() {
+        // IP-8, and the names that other proxies use.
+        for name in [
+            "forwarded",
+            "x-forwarded-for",
+            "x-forwarded-host",
+            "x-forwarded-proto",
+            "x-forwarded-port",
+            "x-forwarded-prefix",
+            "x-real-ip",
+            "true-client-ip",
+            "cf-connecting-ip",
+            "x-request-id",
+            "x-tollgate-account",
+            "x-tollgate-plan",
+            "x-tollgate-future",
+            "x_forwarded_for",
+            "x_forwarded-for",
+            "x_forwarded_proto",
+            "x_real_ip",
+            "x_request_id",
+            "x_tollgate_account",
+            "x_tollgate-plan",
+            "content_length",
+            "transfer_encoding",
+        ] {
+            check_from_anybody(&[(name, "for=198.51.100.7")], &[]);
+        }
+        check_from_anybody(&[("x_a", "1")], &["x_a: 1"]);
+    }
+
+    #[test]
+    fn a_client_cannot_ask_the_backend_for_another_request() {
+        for name in [
+            "x-http-method-override",
+            "x-http-method",
+            "x-method-override",
+            "x-original-url",
+            "x-rewrite-url",
+        ] {
+            check_from_anybody(&[(name, "DELETE")], &[]);
+        }
+    }
+
+    #[test]
+    fn the_credential_stays_here_and_so_do_its_look_alikes() {
+        // SEC-6
+        static NAME: inbound::HeaderName = inbound::HeaderName::from_static("x-api-key");
+        let lines = [
+            ("x-api-key", "s1"),
+            ("x-api-key", "s2"),
+            ("x_api_key", "s3"),
+            ("x-api-key-2", "other"),
+        ];
+        assert_eq!(
+            unusual(sent(&lines, |outgoing| outgoing.credential = Some(&NAME))),
+            ["x-api-key-2: other"]
+        );
+        let mut all = unusual(sent(&lines, |_| {}));
+        all.sort();
+        assert_eq!(
+            all,
+            [
+                "x-api-key-2: other",
+                "x-api-key: s1",
+                "x-api-key: s2",
+                "x_api_key: s3"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_trusted_peer_speaks_for_its_client() {
+        let lines = [
+            ("x-forwarded-for", "198.51.100.7"),
+            ("x-forwarded-for", "203.0.113.9, 203.0.113.10"),
+            ("forwarded", "for=198.51.100.7;proto=https"),
+            ("x-forwarded-proto", "https"),
+            ("x-forwarded-host", "public.test"),
+            ("x-forwarded-port", "443"),
+            ("x-real-ip", "198.51.100.7"),
+            // Never believed, not even from there.
+            ("x_real_ip", "198.51.100.8"),
+            ("x-tollgate-account", "other"),
+            ("x-request-id", "other"),
+            // A naive proxy passes the client's own list on.
+            ("connection", "x-forwarded-for, forwarded, x-forwarded-proto"),
+        ];
+        assert_eq!(
+            sent(&lines, |outgoing| outgoing.peer_is_trusted = true),
+            [
+                "forwarded: for=198.51.100.7;proto=https, for=192.0.2.1;host=\"a.test\";proto=http",
+                "host: target:1",
+                "x-forwarded-for: 198.51.100.7, 203.0.113.9, 203.0.113.10, 192.0.2.1",
+                "x-forwarded-host: public.test",
+                "x-forwarded-port: 443",
+                "x-forwarded-proto: https",
+                "x-real-ip: 198.51.100.7",
+                "x-request-id: request-7",
+                "x-tollgate-plan: free",
+            ]
+        );
+        // A trusted peer that says nothing is the client.
+        assert_eq!(
+            unusual(sent(&[], |outgoing| outgoing.peer_is_trusted = true)),
+            [""; 0]
+        );
+    }
+
+    #[test]
+    fn addresses_and_hosts_are_written_as_their_fields_want_them() {
+        for (peer, plain, element) in [
+            ("2001:db8::1", "2001:db8::1", "for=\"[2001:db8::1]\""),
+            ("::ffff:192.0.2.7", "192.0.2.7", "for=192.0.2.7"),
+        ] {
+            let lines = sent(&[], |outgoing| outgoing.peer = peer.parse().unwrap());
+            assert!(lines.contains(&format!("x-forwarded-for: {plain}")), "{lines:?}");
+            assert!(
+                lines[0].starts_with(&format!("forwarded: {element};host=")),
+                "{lines:?}"
+            );
+        }
+        let lines = sent(&[], |outgoing| outgoing.host = "[2001:db8::1]:8080");
+        assert_eq!(
+            lines[0],
+            "forwarded: for=192.0.2.1;host=\"[2001:db8::1]:8080\";proto=http"
+        );
+        let lines = sent(&[], |outgoing| outgoing.host = "a\\\"b");
+        assert_eq!(
+            lines[0],
+            "forwarded: for=192.0.2.1;host=\"a\\\\\\\"b\";proto=http"
+        );
+    }
+
+    #[test]
+    fn the_account_is_sent_when_it_is_known() {
+        let lines = sent(&[], |outgoing| outgoing.account = Some("acme"));
+        assert!(
+            lines.contains(&"x-tollgate-account: acme".to_owned()),
+            "{lines:?}"
+        );
+    }
+
+    #[test]
+    fn an_account_that_is_no_header_value_stops_the_request() {
+        let refused = try_sent(&[], |outgoing| outgoing.account = Some("a\r\nX-Admin: yes"));
+        assert!(matches!(refused, Err(Failure::Internal(_))), "{refused:?}");
+    }
+
+    #[test]
+    fn a_long_connection_list_costs_no_more_than_there_are_fields() {
+        let list = "x-a, x-b, absent, ".repeat(2_000);
+        let present = |name: &str| name.starts_with("x-");
+        let found = listed([list.as_bytes()].into_iter(), present);
+        assert_eq!(found.as_slice(), ["x-a", "x-b"]);
+    }
+
+    #[test]
+    fn answers_lose_the_fields_of_their_hop() {
+        // FRM-6
+        let mut answer = OutboundMap::new();
+        for (name, content) in [
+            ("connection", "X-Internal, keep-alive"),
+            ("x-internal", "secret"),
+            ("keep-alive", "timeout=1"),
+            ("proxy-authenticate", "Basic"),
+            ("upgrade", "h2c"),
+            ("te", "trailers"),
+            ("transfer-encoding", "chunked"),
+            ("content-length", "5"),
+            ("set-cookie", "a=1"),
+            ("set-cookie", "b=2"),
+            ("server", "backend"),
+        ] {
+            answer.append(HeaderName::from_static(name), HeaderValue::from_static(content));
+        }
+        let mut passed = InboundMap::new();
+        to_client(&answer, &mut passed).unwrap();
+        let mut lines: Vec<_> = passed
+            .iter()
+            .map(|(name, content)| format!("{name}: {}", content.to_str().unwrap()))
+            .collect();
+        lines.sort();
+        assert_eq!(lines, ["server: backend", "set-cookie: a=1", "set-cookie: b=2"]);
+    }
 }

@@ -3,10 +3,10 @@
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
 use std::sync::Mutex;
-use std::sync::mpsc::{channel, sync_channel};
+use std::sync::mpsc::{Receiver, channel, sync_channel};
 use std::time::Duration;
 
-use super::support::{Backend, Gateway, PATIENCE, Reply, Setup, read_head};
+use super::support::{Backend, Gateway, PATIENCE, read_head};
 
 /// More than all socket buffers between client and backend hold together.
 const LARGE: usize = 96 << 20;
@@ -193,23 +193,48 @@ fn ends(mut stream: TcpStream) -> bool {
     }
 }
 
+/// A backend that never answers, says when a request has come and whether its connection ended.
+fn waiting_backend() -> (Backend, Receiver<()>, Receiver<bool>) {
+    let (ended, end) = channel();
+    let (asked, asking) = channel();
+    let shared = Mutex::new((asked, ended));
+    let backend = Backend::with_connections(move |mut stream| {
+        if read_head(&mut stream, &mut Vec::new()).is_some() {
+            let (asked, ended) = shared.lock().unwrap().clone();
+            asked.send(()).unwrap();
+            ended.send(ends(stream)).unwrap();
+        }
+    });
+    (backend, asking, end)
+}
+
 #[test]
 fn a_client_that_leaves_in_its_upload_ends_the_request_to_the_backend() {
     // F24
-    let (ended, end) = channel();
-    let ended = Mutex::new(ended);
-    let backend = Backend::with_connections(move |mut stream| {
-        if read_head(&mut stream, &mut Vec::new()).is_some() {
-            ended.lock().unwrap().send(ends(stream)).unwrap();
-        }
-    });
+    let (backend, asking, end) = waiting_backend();
     for how in [Shutdown::Both, Shutdown::Write] {
         let gateway = Gateway::before(&backend);
         let mut client = gateway.connect();
         client.send("POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 5\r\n\r\nhe");
+        asking.recv_timeout(PATIENCE).unwrap();
         client.stream.shutdown(how).unwrap();
         assert!(end.recv_timeout(PATIENCE).unwrap(), "{how:?}");
     }
+}
+
+#[test]
+fn a_client_that_resets_before_the_head_ends_the_request() {
+    // STR-3
+    let (backend, asking, end) = waiting_backend();
+    let gateway = Gateway::before(&backend);
+    let mut client = gateway.connect();
+    client.send("GET / HTTP/1.1\r\nHost: a.test\r\n\r\n");
+    asking.recv_timeout(PATIENCE).unwrap();
+    socket2::SockRef::from(&client.stream)
+        .set_linger(Some(Duration::ZERO))
+        .unwrap();
+    drop(client);
+    assert!(end.recv_timeout(PATIENCE).unwrap());
 }
 
 #[test]
@@ -233,29 +258,6 @@ fn a_client_that_resets_its_download_ends_the_answer_of_the_backend() {
     client.read_head();
     drop(client);
     end.recv_timeout(PATIENCE).expect("the backend is cut off");
-}
-
-#[test]
-fn a_client_that_resets_before_the_head_ends_the_request() {
-    let (ended, end) = channel();
-    let ended = Mutex::new(ended);
-    let (asked, asking) = channel();
-    let asked = Mutex::new(asked);
-    let backend = Backend::with_connections(move |mut stream| {
-        if read_head(&mut stream, &mut Vec::new()).is_some() {
-            asked.lock().unwrap().send(()).unwrap();
-            ended.lock().unwrap().send(ends(stream)).unwrap();
-        }
-    });
-    let gateway = Gateway::before(&backend);
-    let mut client = gateway.connect();
-    client.send("GET / HTTP/1.1\r\nHost: a.test\r\n\r\n");
-    asking.recv_timeout(PATIENCE).unwrap();
-    socket2::SockRef::from(&client.stream)
-        .set_linger(Some(Duration::ZERO))
-        .unwrap();
-    drop(client);
-    assert!(end.recv_timeout(PATIENCE).unwrap());
 }
 
 #[test]
@@ -299,12 +301,24 @@ fn connections_to_the_backend_are_kept() {
 
 #[test]
 fn a_backend_that_closes_its_idle_connections_costs_no_request() {
-    // TMO-2, the common part: the close has arrived before the next request is made.
-    let backend = Backend::answering(|_| Reply::close("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"));
-    let gateway = Gateway::start(Setup::to(&[backend.address]));
+    // TMO-2, the common part: the gateway has seen the close before the next request comes.
+    let (closed, closing) = channel();
+    let closed = Mutex::new(closed);
+    let backend = Backend::with_connections(move |mut stream| {
+        if read_head(&mut stream, &mut Vec::new()).is_some() {
+            stream
+                .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+                .unwrap();
+            stream.shutdown(Shutdown::Write).unwrap();
+            closed.lock().unwrap().send(ends(stream)).unwrap();
+        }
+    });
+    let gateway = Gateway::before(&backend);
     for _ in 0..20 {
         assert!(gateway.get("/").ends_with("ok"));
-        // The close is under way: the backend's thread has ended when it has sent its last byte.
-        std::thread::sleep(Duration::from_millis(20));
+        assert!(
+            closing.recv_timeout(PATIENCE).unwrap(),
+            "the gateway keeps a connection that is closed"
+        );
     }
 }
