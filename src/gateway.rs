@@ -32,6 +32,9 @@ const BACKLOG: i32 = 4_096;
 /// How long a client may take for the head of its first request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long a refused upload is still read after the refusal, so that the client gets to see it.
+const LINGER: Duration = Duration::from_secs(2);
+
 /// How long a connection without a request is kept.
 const KEEP_ALIVE: Duration = Duration::from_secs(75);
 
@@ -190,6 +193,9 @@ fn public_server(listener: TcpListener, gate: Gate, settings: &Settings) -> io::
         .workers(workers)
         .max_connections(max_connections)
         .client_request_timeout(HEAD_TIMEOUT)
+        .client_disconnect_timeout(LINGER)
+        // A client that closes its side is gone: the backend need not go on for it.
+        .h1_allow_half_closed(false)
         .keep_alive(KEEP_ALIVE)
         .tcp_nodelay(true)
         .shutdown_timeout(drain.as_secs().max(1))

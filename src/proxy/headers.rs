@@ -335,7 +335,7 @@ mod tests {
             scheme: "http",
             host: "a.test",
             request_id: &request_id,
-            credential: None,
+            credentials: &[],
             account: None,
             plan: "free",
             max_body: 0,
@@ -516,7 +516,7 @@ mod tests {
             ("x-api-key-2", "other"),
         ];
         assert_eq!(
-            unusual(sent(&lines, |outgoing| outgoing.credential = Some(&NAME))),
+            unusual(sent(&lines, |outgoing| outgoing.credentials = std::slice::from_ref(&NAME))),
             ["x-api-key-2: other"]
         );
         let mut all = unusual(sent(&lines, |_| {}));
