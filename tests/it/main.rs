@@ -15,6 +15,7 @@
 //! | `observing` | metrics, access log, no credential anywhere |
 //! | `memory` | bounded memory under big bodies and many callers |
 //! | `demo` | the first command a newcomer runs |
+//! | `harness` | that the harness itself sees what it is meant to see |
 //!
 //! A test begins with the id of its case and the bug it guards against, in a sentence. Longer runs are `#[ignore]`d
 //! and belong to `./test long`.
@@ -33,6 +34,7 @@ mod addresses;
 mod answers;
 mod demo;
 mod framing;
+mod harness;
 mod identity;
 mod limits;
 mod memory;

@@ -354,7 +354,7 @@ fn a_download_flows_while_it_is_made() {
     let mut arrivals = Vec::new();
     connection
         .stream_answer("GET", &mut |piece| {
-            arrivals.push((began.elapsed(), piece.to_vec()))
+            arrivals.push((began.elapsed(), piece.to_vec()));
         })
         .unwrap()
         .expect("an answer");
@@ -446,7 +446,7 @@ fn an_upstream_that_fails_is_told_apart_from_one_that_is_slow() {
             "/silent" => thread::sleep(Duration::from_secs(3)),
             "/rubbish" => stream.write_all(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")?,
             "/two-lengths" => {
-                stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab")?
+                stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab")?;
             }
             "/own-error" => stream.write_all(&response("503 Busy", &[("Retry-After", "7")], b"mine"))?,
             _ => return Ok(After::Reset),

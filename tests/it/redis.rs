@@ -1,1 +1,326 @@
-//! To come.
+//! Redis as the store: its keys, their expiry, scripts that are gone, a restart, a cluster.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::support::load::{count, only, under_load};
+use crate::support::{Backend, Cluster, Config, Gateway, Redis, Request, eventually, sleep_until};
+
+/// A failure of the store is loud, and a busy machine does not make one.
+fn strict(redis: &Redis) -> String {
+    redis.tables("deny", "2s")
+}
+
+/// How many decisions were made without the store.
+fn without_store(gateway: &Gateway) -> f64 {
+    ["local", "none", "cache"]
+        .iter()
+        .map(|source| gateway.metric("tollgate_decisions_total", &[("source", source)]))
+        .sum()
+}
+
+#[test]
+fn keys_are_named_as_the_contract_says() {
+    // The names are public: operators delete by them, ACLs are written for them, and the braces choose the slot.
+    let backend = Backend::ok();
+    let redis = Redis::start();
+    let config = Config::open(&backend)
+        .plan("free", r#"{ name = "minute", limit = 5, per = "60s" }"#)
+        .plan_on_route("free", "rest", r#"{ name = "search", limit = 5, per = "60s" }"#)
+        .plan("anonymous", r#"{ name = "minute", limit = 5, per = "60s" }"#)
+        .key("k", "acme", "free")
+        .anonymous("anonymous")
+        .behind_loopback_proxy()
+        .table(&strict(&redis));
+    let gateway = Gateway::start(&config);
+    gateway.get("/x").key("k").send().expect(200);
+    gateway
+        .get("/x")
+        .header("X-Forwarded-For", "203.0.113.9")
+        .send()
+        .expect(200);
+    assert_eq!(
+        redis.keys(),
+        [
+            "tollgate:{acct.acme}:plan:minute",
+            "tollgate:{acct.acme}:route.rest:search",
+            "tollgate:{net.203.0.113.9}:plan:minute",
+        ]
+    );
+}
+
+#[test]
+fn a_prefix_keeps_two_gateways_apart() {
+    // Two systems on one Redis with one prefix charge each other's callers.
+    let backend = Backend::ok();
+    let redis = Redis::start();
+    let plain = Config::shared(&backend).table(&strict(&redis));
+    let renamed = Config::shared(&backend).table(&format!("{}\nprefix = \"staging\"", strict(&redis)));
+    let (plain, renamed) = (Gateway::start(&plain), Gateway::start(&renamed));
+    assert_eq!(plain.exhaust("/x", "k-free-1").0, 5);
+    assert_eq!(renamed.exhaust("/x", "k-free-1").0, 5);
+    assert_eq!(
+        redis.keys(),
+        [
+            "staging:{acct.one}:plan:window",
+            "tollgate:{acct.one}:plan:window"
+        ]
+    );
+}
+
+#[test]
+fn a_refused_call_changes_nothing_in_redis() {
+    // ACC-4: what a refusal writes is work for the store and for its replicas, at the caller's will.
+    let backend = Backend::ok();
+    let redis = Redis::start();
+    let gateway = Gateway::start(&Config::shared(&backend).table(&strict(&redis)));
+    gateway.exhaust("/x", "k-free-1");
+    let key = "tollgate:{acct.one}:plan:window";
+    let state = || (redis.value(key), redis.number(&["PEXPIRETIME", key]));
+    let before = state();
+    gateway.get("/x").key("k-free-1").send().expect(429);
+    assert_eq!(state(), before);
+}
+
+#[test]
+fn every_key_expires_within_two_windows() {
+    // TTL-1, TTL-2: keys without an expiry deny for days; milliseconds taken for seconds keep them a thousand times too long.
+    let backend = Backend::ok();
+    let redis = Redis::start();
+    let windows = [
+        ("second", "1s", 1_000),
+        ("ten", "10s", 10_000),
+        ("hour", "1h", 3_600_000),
+    ];
+    let limits: Vec<String> = windows
+        .iter()
+        .flat_map(|(name, per, _)| {
+            [
+                format!("{{ name = \"{name}\", limit = 50, per = \"{per}\" }}"),
+                format!("{{ name = \"{name}-wide\", limit = 50000, per = \"{per}\" }}"),
+                format!(
+                    "{{ name = \"{name}-bucket\", limit = 50, per = \"{per}\", algorithm = \"token_bucket\", burst = 50 }}"
+                ),
+            ]
+        })
+        .collect();
+    let gateway = Gateway::start(
+        &Config::open(&backend)
+            .plan("all", &limits.join(", "))
+            .key("k", "one", "all")
+            .table(&strict(&redis)),
+    );
+    gateway.get("/x").key("k").send().expect(200);
+    let mut seen = 0;
+    for (name, _, window) in windows {
+        for suffix in ["", "-wide", "-bucket"] {
+            let key = format!("tollgate:{{acct.one}}:plan:{name}{suffix}");
+            let lifetime = redis.number(&["PTTL", &key]);
+            // -2: a bucket that was full again after 20 ms, or a window of a second on a slow machine, is gone already.
+            if lifetime == -2 && name != "hour" {
+                continue;
+            }
+            assert!(
+                (1..=2 * window + 1_000).contains(&lifetime),
+                "{key} lives {lifetime} ms"
+            );
+            seen += 1;
+        }
+    }
+    assert!(seen >= 5, "only {seen} keys were there to look at");
+}
+
+#[test]
+fn a_key_that_lost_its_expiry_heals() {
+    // TTL-1: a counter with TTL -1 at its limit blocks its caller for ever.
+    let backend = Backend::ok();
+    let redis = Redis::start();
+    let gateway = Gateway::start(
+        &Config::open(&backend)
+            .plan(
+                "short",
+                r#"{ name = "window", limit = 2, per = "1s" },
+                   { name = "bucket", limit = 2, per = "1s", algorithm = "token_bucket", burst = 2 }"#,
+            )
+            .key("k", "one", "short")
+            .table(&strict(&redis)),
+    );
+    gateway.exhaust("/x", "k");
+    for key in redis.keys() {
+        redis.cmd(&["PERSIST", &key]);
+    }
+    let persisted = Instant::now();
+    // The expiry is gone, the state is there: this is the fault itself.
+    for key in redis.keys() {
+        assert_eq!(redis.number(&["PTTL", &key]), -1, "{key}");
+    }
+    sleep_until(persisted + Duration::from_secs(2));
+    gateway.get("/x").key("k").send().expect(200);
+    for key in redis.keys() {
+        assert!(redis.number(&["PTTL", &key]) > 0, "{key} has no expiry");
+    }
+}
+
+#[test]
+fn a_flushed_script_cache_is_healed_within_the_call() {
+    // RSC-1: after SCRIPT FLUSH every call answered 500 until the service was started again.
+    let backend = Backend::ok();
+    let redis = Redis::start();
+    let gateway = Gateway::start(&Config::shared(&backend).table(&strict(&redis)));
+    let request = Request::get("/x").key("k-free-1");
+    let mut connection = gateway.connect();
+    for _ in 0..3 {
+        request.on(&mut connection).expect(200);
+    }
+    redis.cmd(&["SCRIPT", "FLUSH"]);
+    let statuses = [(); 3].map(|()| request.on(&mut connection).status);
+    assert_eq!(statuses, [200, 200, 429]);
+    assert!(without_store(&gateway) < 1.0);
+}
+
+#[test]
+fn counters_survive_a_restart_of_redis_with_its_data() {
+    // RSC-1: with the data back but the scripts gone, the limiter failed open for good.
+    let backend = Backend::ok();
+    let mut redis = Redis::start();
+    let config = Config::open(&backend)
+        .plan("free", r#"{ name = "window", limit = 5, per = "10m" }"#)
+        .key("k", "one", "free")
+        .key("k-fresh", "two", "free")
+        .table(&redis.tables("allow", "200ms"));
+    let gateway = Gateway::start(&config);
+    assert_eq!(gateway.exhaust("/x", "k").0, 5);
+    redis.cmd(&["SAVE"]);
+    redis.restart();
+    eventually("the restarted store to refuse", Duration::from_secs(10), || {
+        (gateway.get("/x").key("k").send().status == 429).then_some(())
+    });
+    // Without data: a fresh window, enforced from its first call.
+    redis.cmd(&["FLUSHALL"]);
+    redis.cmd(&["SAVE"]);
+    redis.restart();
+    eventually("the store to count again", Duration::from_secs(10), || {
+        gateway.get("/x").key("k-fresh").send();
+        (!redis.keys().is_empty()).then_some(())
+    });
+    assert_eq!(gateway.exhaust("/x", "k").0, 5);
+}
+
+#[test]
+fn flush_and_restart_under_load_cause_no_error() {
+    // Must show: a cure that works for one call at a time fails when a hundred meet the empty cache at once.
+    let backend = Backend::ok();
+    let mut redis = Redis::start();
+    let config = Config::open(&backend)
+        .plan("wide", r#"{ name = "window", limit = 1000, per = "1s" }"#)
+        .key("k", "one", "wide")
+        .table(&redis.tables("local", "20ms"));
+    let gateway = Gateway::start(&config);
+    let request = Request::get("/x").key("k");
+    let (samples, ()) = under_load(gateway.address(), 16, Duration::from_millis(1), &request, || {
+        for _ in 0..10 {
+            redis.cmd(&["SCRIPT", "FLUSH"]);
+            thread::sleep(Duration::from_millis(100));
+        }
+        redis.restart();
+        thread::sleep(Duration::from_secs(1));
+        for _ in 0..5 {
+            redis.cmd(&["SCRIPT", "FLUSH"]);
+            thread::sleep(Duration::from_millis(100));
+        }
+    });
+    assert!(samples.len() > 500, "only {} calls", samples.len());
+    only(&samples, &[200, 429]);
+    assert!(count(&samples, 200) > 0);
+    eventually("the store to count again", Duration::from_secs(10), || {
+        gateway.get("/x").key("k").send();
+        (!redis.keys().is_empty()).then_some(())
+    });
+}
+
+#[test]
+fn a_value_that_is_not_ours_is_a_failure_of_the_store() {
+    // A script that meets another type or a broken value must not answer 500, and must not pass as "no state yet".
+    let backend = Backend::ok();
+    let redis = Redis::start();
+    let gateway = Gateway::start(&Config::shared(&backend).table(&strict(&redis)));
+    let key = "tollgate:{acct.one}:plan:window";
+    redis.cmd(&["LPUSH", key, "not", "ours"]);
+    gateway.get("/x").key("k-free-1").send().expect(503);
+    redis.cmd(&["SET", key, "rubbish"]);
+    let status = gateway.get("/x").key("k-free-1").send().status;
+    assert!([503, 200].contains(&status), "status {status}");
+    gateway.get("/x").key("k-free-2").send().expect(200);
+}
+
+#[test]
+fn a_full_redis_is_a_failure_of_the_store() {
+    // RSC-8: at maxmemory the script is refused, and the API answered 500 everywhere.
+    let backend = Backend::ok();
+    let redis = Redis::start();
+    let gateway = Gateway::start(
+        &Config::open(&backend)
+            .plan("free", r#"{ name = "window", limit = 5, per = "60s" }"#)
+            .key_series("k", 20, "free")
+            .table(&strict(&redis)),
+    );
+    gateway.get("/x").key("k-0").send().expect(200);
+    redis.cmd(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    redis.cmd(&["CONFIG", "SET", "maxmemory", "1"]);
+    for number in 1..20 {
+        gateway.get("/x").key(&format!("k-{number}")).send().expect(503);
+    }
+    assert_eq!(redis.keys().len(), 1, "half-written keys");
+    redis.cmd(&["CONFIG", "SET", "maxmemory", "0"]);
+    eventually("the store to count again", Duration::from_secs(10), || {
+        (gateway.get("/x").key("k-1").send().status == 200).then_some(())
+    });
+}
+
+#[test]
+fn a_cluster_gives_each_caller_exactly_its_limit() {
+    // RSC-3: the keys of one caller had different hash tags, the script failed with CROSSSLOT, and all calls passed.
+    const CALLERS: usize = 200;
+    let backend = Backend::ok();
+    let cluster = Cluster::start();
+    let config = Config::open(&backend)
+        .plan(
+            "free",
+            r#"{ name = "window", limit = 3, per = "10m" },
+               { name = "bucket", limit = 1, per = "10m", algorithm = "token_bucket", burst = 50 }"#,
+        )
+        .plan_on_route("free", "rest", r#"{ name = "wide", limit = 20000, per = "10m" }"#)
+        .key_series("k", CALLERS, "free")
+        .table(&cluster.tables());
+    let gateway = Gateway::start(&config);
+    thread::scope(|scope| {
+        for lane in 0..4 {
+            let gateway = &gateway;
+            scope.spawn(move || {
+                let mut connection = gateway.connect();
+                for caller in (lane..CALLERS).step_by(4) {
+                    let request = Request::get("/x").key(&format!("k-{caller}"));
+                    let statuses = [(); 5].map(|()| request.on(&mut connection).status);
+                    assert_eq!(statuses, [200, 200, 200, 429, 429], "caller {caller}");
+                }
+            });
+        }
+    });
+    assert!(without_store(&gateway) < 1.0);
+    for line in gateway.log_lines() {
+        assert!(!line.contains("CROSSSLOT"), "{line}");
+    }
+    // RSC-5: a constant prefix as the tag sends all callers to one node.
+    for node in cluster.nodes() {
+        let keys = node.keys();
+        assert!(
+            keys.len() >= CALLERS / 2,
+            "{} of {} keys",
+            keys.len(),
+            CALLERS * 3
+        );
+        for key in keys {
+            assert!(node.number(&["PTTL", &key]) > 0, "{key} has no expiry");
+        }
+    }
+}

@@ -112,6 +112,18 @@ impl Connection {
         }
     }
 
+    /// Fails when anything comes within `span`.
+    #[track_caller]
+    pub(crate) fn expect_silence(&mut self, span: Duration) {
+        self.wire.stream().set_read_timeout(Some(span)).unwrap();
+        let (bytes, outcome) = self.wire.rest();
+        assert!(
+            bytes.is_empty() && outcome.is_err(),
+            "{outcome:?} after {:?}",
+            String::from_utf8_lossy(&bytes)
+        );
+    }
+
     /// Ends our direction, as a client does that has nothing more to say.
     pub(crate) fn finish_sending(&mut self) {
         self.wire.stream().shutdown(std::net::Shutdown::Write).unwrap();
@@ -256,11 +268,6 @@ impl Request {
         self.body = body.into();
         let length = self.body.len().to_string();
         self.header("Content-Length", length)
-    }
-
-    /// The method, which says how the answer is framed.
-    pub(crate) fn method(&self) -> &str {
-        &self.method
     }
 
     /// The bytes on the wire, with a `Host` unless the test wrote one.

@@ -25,7 +25,7 @@ pub(crate) enum Reply {
     /// Bytes, or nothing.
     Bytes(Option<Vec<u8>>),
     /// Several replies.
-    Many(Vec<Reply>),
+    Many(Vec<Self>),
 }
 
 /// A Redis server with a port and a directory of its own. Dies with the test.
@@ -132,6 +132,12 @@ impl Redis {
             Ok(reply) => reply,
             Err(error) => panic!("{words:?}: {error}"),
         }
+    }
+
+    /// Whether the server takes this command.
+    #[track_caller]
+    pub(crate) fn accepts(&self, words: &[&str]) -> bool {
+        !matches!(self.try_cmd(words).unwrap(), Reply::Error(_))
     }
 
     fn try_cmd(&self, words: &[&str]) -> std::io::Result<Reply> {

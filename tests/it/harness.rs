@@ -1,0 +1,92 @@
+//! The harness itself: a client that repairs a broken answer, or a Redis that does not freeze, makes every other test
+//! pass for the wrong reason.
+
+use std::io::Write;
+use std::time::Duration;
+
+use crate::support::backend::{After, head};
+use crate::support::{Backend, Cluster, Connection, Ending, Redis, Request};
+
+#[test]
+fn the_client_sends_what_it_is_told_and_the_backend_keeps_it() {
+    let backend = Backend::ok();
+    let mut connection = Connection::open(backend.address());
+    let bytes = b"POST /a/../b?x=%zz HTTP/1.1\r\nhOsT: a\r\nX: \xff\r\nTransfer-Encoding: chunked\r\n\r\n3;e=1\r\nabc\r\n0\r\n\r\n";
+    connection.send(bytes);
+    let answer = connection.answer("POST").expect(200);
+    assert_eq!((answer.text().as_str(), answer.ending), ("ok", Ending::Complete));
+    let received = backend.last();
+    assert_eq!(received.raw, bytes);
+    assert_eq!((received.method(), received.target()), ("POST", "/a/../b?x=%zz"));
+    assert_eq!(
+        (received.body.as_slice(), received.body_length),
+        (b"abc".as_slice(), 3)
+    );
+}
+
+#[test]
+fn the_client_tells_a_cut_body_from_a_whole_one() {
+    let backend = Backend::with(|request, stream| {
+        match request.target() {
+            "/length" => stream.write_all(&head("200 OK", &[("Content-Length", "9")]))?,
+            "/chunked" => stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\n")?,
+            _ => stream.write_all(&head("200 OK", &[]))?,
+        }
+        stream.write_all(b"half")?;
+        Ok(if request.target() == "/length" {
+            After::Reset
+        } else {
+            After::Close
+        })
+    });
+    for (target, ending) in [
+        ("/length", Ending::Cut),
+        ("/chunked", Ending::Cut),
+        ("/until-close", Ending::Closed),
+    ] {
+        let mut connection = Connection::open(backend.address());
+        let answer = Request::get(target).on(&mut connection).expect(200);
+        assert_eq!(answer.ending, ending, "{target}");
+    }
+}
+
+#[test]
+#[should_panic(expected = "no readable answer")]
+fn the_client_trips_over_a_stray_byte_between_answers() {
+    let backend = Backend::answering(|_| b"HTTP/1.1 204 No Content\r\n\r\n0\r\n\r\n".to_vec());
+    let mut connection = Connection::open(backend.address());
+    Request::get("/x").on(&mut connection);
+    Request::get("/x").on(&mut connection);
+}
+
+#[test]
+fn redis_freezes_thaws_and_restarts() {
+    let mut redis = Redis::start();
+    redis.cmd(&["SET", "kept", "1"]);
+    redis.cmd(&["SAVE"]);
+    redis.cmd(&["SET", "lost", "1"]);
+    redis.stop();
+    let mut frozen = Connection::open(format!("127.0.0.1:{}", redis.port()).parse().unwrap());
+    frozen.send(b"PING\r\n");
+    frozen.expect_silence(Duration::from_millis(200));
+    redis.cont();
+    assert_eq!(redis.keys(), ["kept", "lost"]);
+    redis.restart();
+    assert_eq!(redis.keys(), ["kept"]);
+    redis.kill();
+    redis.launch();
+    assert_eq!(redis.value("kept"), Some(b"1".to_vec()));
+}
+
+#[test]
+fn a_cluster_has_three_nodes_that_share_the_slots() {
+    let cluster = Cluster::start();
+    assert_eq!(cluster.nodes().len(), 3);
+    // Slots 0 and 16383 belong to the first and the last node, so at most one of three nodes takes a given key.
+    let takers = cluster
+        .nodes()
+        .iter()
+        .filter(|node| node.accepts(&["SET", "{somebody}:x", "1"]))
+        .count();
+    assert_eq!(takers, 1);
+}
