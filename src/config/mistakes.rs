@@ -78,7 +78,7 @@ impl Fault {
     pub(super) fn meant<'a>(self, written: &str, words: impl IntoIterator<Item = &'a str>) -> Self {
         let words: Vec<&str> = words.into_iter().collect();
         match nearest(written, &words) {
-            Some(word) => self.hint(format!("did you mean \"{word}\"?")),
+            Some(word) => self.hint(format!("did you mean `{word}`?")),
             None if words.is_empty() => self,
             None if words.len() > LISTED_MAX => {
                 self.hint(format!("known here: {} and more", words[..LISTED_MAX].join(", ")))

@@ -243,7 +243,8 @@ impl<'a> Table<'a> {
                 origin: self.reading.origin(value),
                 key: self.place.key.clone(),
             };
-            let fault = Fault::new(format!("unknown key {key:?}")).meant(key, self.asked.iter().copied());
+            let fault = Fault::new(format!("unknown key `{}`", key.escape_debug()))
+                .meant(key, self.asked.iter().copied());
             let meant = nearest(key, &self.asked);
             self.missing.retain(|(missing, _)| meant != Some(*missing));
             self.reading.notes.add(fault.at(&place));

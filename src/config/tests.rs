@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use insta::assert_snapshot;
 use secrecy::ExposeSecret as _;
-use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
 use super::{HeaderStyle, Loaded, Purpose, RedisMode, Sources, StoreKind, load};
@@ -125,11 +124,11 @@ fn mistakes_of_several_files_come_at_once() {
     ]);
     assert_snapshot!(files.load().unwrap_err(), @r#"
     plans.toml: plans.free.limits.minute.per: a duration needs a unit; write "60s"
-    plans.toml: plans.free.limits.minute: unknown key "limt"; did you mean "limit"?
+    plans.toml: plans.free.limits.minute: unknown key `limt`; did you mean `limit`?
     plans.toml: upstreams.api.targets[0]: must start with "http://" or "https://"; for example "http://127.0.0.1:9000"
-    routes.toml: routes.rest: unknown key "cots"; did you mean "cost"?
-    routes.toml: unknown key "redis"; known here: server, admin, store, identity, answers, log, plans, keys, upstreams, routes
-    routes.toml: routes.rest.upstream: there is no upstream "apy"; did you mean "api"?
+    routes.toml: routes.rest: unknown key `cots`; did you mean `cost`?
+    routes.toml: unknown key `redis`; known here: server, admin, store, identity, answers, log, plans, keys, upstreams, routes
+    routes.toml: routes.rest.upstream: there is no upstream "apy"; did you mean `api`?
     "#);
 }
 
@@ -146,7 +145,7 @@ fn a_file_that_cannot_be_parsed_hides_nothing_and_invents_nothing() {
     assert_snapshot!(files.load().unwrap_err(), @r#"
     keys.toml: keys.main.hash: is not the hash of a key; write "sha256:" and the 64 hex digits that `printf %s "$KEY" | sha256sum` prints
     plans.toml:2: is not TOML: unclosed array, expected `]`
-    routes.toml: server: unknown key "workerz"; did you mean "workers"?
+    routes.toml: server: unknown key `workerz`; did you mean `workers`?
     "#);
 }
 
@@ -333,7 +332,7 @@ fn mistakes_in_the_environment_name_the_variable() {
     environment: TOLLGATE__SERVER__MAX_CONNECTIONS: expected a whole number
     environment: TOLLGATE__SERVER__WORKERS: must not be negative
     environment: TOLLGATE__STORE__MEMORY__MAX_CALLERS: expected a whole number
-    environment: TOLLGATE__STORE__REDIS__BUDGETT: unknown key "budgett"; did you mean "budget"?
+    environment: TOLLGATE__STORE__REDIS__BUDGETT: unknown key `budgett`; did you mean `budget`?
     environment: TOLLGATE__STORE__REDIS__PREFIX: does not hold UTF-8 text
     environment: TOLLGATE__UPSTREAMS__API__TARGETS: must not hold a user or password; for example "http://127.0.0.1:9000"
     environment: TOLLGATE__UPSTREAMS____TARGETS: has an empty level; write two underscores between levels

@@ -61,7 +61,7 @@ pub(super) fn whole(value: Scalar<'_>) -> Result<u64, Fault> {
         }
     };
     if number < 0 {
-        return Err(Fault::new("must not be negative"));
+        return Err(negative(number));
     }
     u64::try_from(number).map_err(|_| Fault::new("is too large"))
 }
@@ -86,16 +86,20 @@ pub(super) fn at_least_one(value: Scalar<'_>) -> Result<NonZeroU64, Fault> {
     NonZeroU64::new(whole(value)?).ok_or_else(|| Fault::new("must be at least 1"))
 }
 
+fn negative(value: impl std::fmt::Display) -> Fault {
+    Fault::new(format!("must not be negative, and is {value}"))
+}
+
 /// Digits and a unit. `usual` is the unit that a bare number most probably meant.
 fn with_unit(value: Scalar<'_>, what: &str, units: &[(&str, u64)], usual: &str) -> Result<u64, Fault> {
     let text = match value {
         Scalar::Text(text) | Scalar::Bare(text) => text,
         Scalar::Whole(number) if number >= 0 => return Err(unit_missing(what, number, usual)),
-        Scalar::Whole(_) => return Err(Fault::new("must not be negative")),
+        Scalar::Whole(number) => return Err(negative(number)),
         Scalar::Fraction | Scalar::Flag(_) => return Err(not_this(what, units)),
     };
     if text.starts_with('-') {
-        return Err(Fault::new("must not be negative"));
+        return Err(negative(text));
     }
     let digits_end = text
         .find(|letter: char| !letter.is_ascii_digit())

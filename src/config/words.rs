@@ -150,7 +150,7 @@ pub(super) fn network(value: Scalar<'_>) -> Result<IpNet, Fault> {
     }
     if network != network.trunc() {
         let meant = network.trunc();
-        return Err(Fault::new("has bits set behind its prefix").hint(format!("did you mean \"{meant}\"?")));
+        return Err(Fault::new("has bits set behind its prefix").hint(format!("did you mean `{meant}`?")));
     }
     Ok(network)
 }

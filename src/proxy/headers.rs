@@ -516,7 +516,8 @@ mod tests {
             ("x-api-key-2", "other"),
         ];
         assert_eq!(
-            unusual(sent(&lines, |outgoing| outgoing.credentials = std::slice::from_ref(&NAME))),
+            unusual(sent(&lines, |outgoing| outgoing.credentials =
+                std::slice::from_ref(&NAME))),
             ["x-api-key-2: other"]
         );
         let mut all = unusual(sent(&lines, |_| {}));

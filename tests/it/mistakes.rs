@@ -114,7 +114,7 @@ fn senseless_values_in_the_environment_are_refused_too() {
                 ("TOLLGATE__STORE__KIND", "redis"),
                 ("TOLLGATE__STORE__REDIS__BUDGET", value),
             ],
-            &["budget"],
+            &["BUDGET"],
         );
     }
 }

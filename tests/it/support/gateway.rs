@@ -79,27 +79,32 @@ impl Gateway {
             .args(["serve", "-c"])
             .arg(&file)
             .envs(environment.iter().copied());
-        Self::launch(&mut command, directory)
+        Self::launch(&mut command, directory, |process| {
+            process.stderr.all().iter().find_map(|line| listening(line))
+        })
     }
 
     /// `tollgate demo` on free ports.
     #[track_caller]
     pub(crate) fn demo() -> Self {
         let mut command = tollgate();
-        command
-            .arg("demo")
-            .env("TOLLGATE__SERVER__LISTEN", "127.0.0.1:0")
-            .env("TOLLGATE__ADMIN__LISTEN", "127.0.0.1:0");
-        Self::launch(&mut command, tempfile::tempdir().unwrap())
+        command.args(["demo", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
+        Self::launch(&mut command, tempfile::tempdir().unwrap(), |process| {
+            introduced(&process.stdout.all())
+        })
     }
 
     #[track_caller]
-    fn launch(command: &mut Command, directory: TempDir) -> Self {
+    fn launch(
+        command: &mut Command,
+        directory: TempDir,
+        addresses: impl Fn(&Process) -> Option<(SocketAddr, SocketAddr)>,
+    ) -> Self {
         command.current_dir(directory.path());
         let mut process = Process::start(command);
         let (public, admin) = eventually("the gateway to listen", START_LIMIT, || {
             let ended = process.exit_code();
-            let found = process.stderr.all().iter().find_map(|line| listening(line));
+            let found = addresses(&process);
             assert!(
                 found.is_some() || ended.is_none(),
                 "the gateway ended with {ended:?} before it listened\n{}",
@@ -254,6 +259,15 @@ fn listening(line: &str) -> Option<(SocketAddr, SocketAddr)> {
     }
     let address = |field: &str| line.get(field)?.as_str()?.parse().ok();
     Some((address("public")?, address("admin")?))
+}
+
+/// Both addresses, as the demo tells them to people.
+fn introduced(lines: &[String]) -> Option<(SocketAddr, SocketAddr)> {
+    let after = |words: &str| {
+        let (_, rest) = lines.iter().find_map(|line| line.split_once(words))?;
+        rest.split([',', '/']).next()?.parse().ok()
+    };
+    Some((after("listening on http://")?, after("Metrics: http://")?))
 }
 
 impl Call<'_> {
