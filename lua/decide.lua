@@ -2,11 +2,11 @@
 -- all charged. One script call is one atomic step, so no other request comes between the two rounds.
 --
 -- KEYS  one per limit, all with the same hash tag
--- ARGV  cost, then five fields per limit (see README.md)
+-- ARGV  cost, then four fields per limit (see README.md)
 -- reply { now, wait, remaining, next, wait, remaining, next, ... }, whole numbers only; wait -1 means never
 
 local function rule_of(i)
-  local at = 2 + (i - 1) * 5
+  local at = 2 + (i - 1) * 4
   local form = ARGV[at]
   local function number(offset)
     return tonumber(ARGV[at + offset])
@@ -14,10 +14,7 @@ local function rule_of(i)
   if form == 't' then
     return { form = form, algorithm = token_bucket, burst = number(1), unit = number(2), rate = number(3) }
   end
-  return {
-    form = form, algorithm = sliding_window,
-    limit = number(1), grain = number(2), window = number(3), per = number(4),
-  }
+  return { form = form, algorithm = sliding_window, limit = number(1), grain = number(2), per = number(3) }
 end
 
 local cost = tonumber(ARGV[1])

@@ -62,15 +62,15 @@ local function ring_times(ring, first)
   return times
 end
 
--- `now` in ticks, rounded up.
+-- `now` in ticks, rounded up: what is stored is never earlier than what happened.
 local function ring_now(ring)
   return math.ceil((now - ring.base) / ring.tick)
 end
 
 -- How many of the oldest admissions have left the window: a galloping search, so the common answers (none, few) are
 -- found at once and any answer in 2 * log2(count) reads.
-local function ring_dead(ring, window)
-  local horizon = ring_now(ring) - window
+local function ring_dead(ring, per)
+  local horizon = (now - per - ring.base) / ring.tick
   local low, high, step = 0, 0, 1
   while high < ring.count and ring_time(ring, high) <= horizon do
     low, high, step = high + 1, high + step, step * 2
@@ -229,11 +229,11 @@ function sliding_window.open(key, rule)
 end
 
 local function ring_judge(ring, rule, cost)
-  local dead, current = ring_dead(ring, rule.window), ring_now(ring)
+  local dead = ring_dead(ring, rule.per)
   ring.dead = dead
   local used = ring.count - dead
   local function until_left(i)
-    return (ring_time(ring, i) + rule.window - current) * ring.tick
+    return ring.base + ring_time(ring, i) * ring.tick + rule.per - now
   end
   local wait, excess = 0, used + cost - rule.limit
   if cost > rule.limit then
@@ -333,8 +333,8 @@ local function ring_charge(ring, rule, cost)
   end
   ring.count = ring.count + cost
   write(ring.key, 0, ring_header(ring))
-  expire(ring.key, now + rule.window * ring.tick)
-  return math.max(rule.limit - ring.count, 0), (oldest + rule.window - ring.newest) * ring.tick
+  expire(ring.key, ring.base + ring.newest * ring.tick + rule.per)
+  return math.max(rule.limit - ring.count, 0), ring.base + oldest * ring.tick + rule.per - now
 end
 
 local function buckets_charge(buckets, rule, cost)

@@ -64,21 +64,18 @@ fn processors() -> usize {
 }
 
 fn admin(section: &AdminSection, context: &Context<'_>) -> Option<AdminSettings> {
-    if let (Some(_), Some(file)) = (&section.token, &section.token_file) {
-        context.note(
-            Fault::new("stands beside admin.token").hint("keep one of them"),
-            file,
-        );
-    }
-    let from_file = match &section.token_file {
-        Some(file) => Some(secret_of(file, words::token, context)?),
-        None => None,
+    let token = match (&section.token, &section.token_file) {
+        (Some(token), None) => Some(token.value.clone()),
+        (None, Some(file)) => Some(secret_of(file, words::token, context)?),
+        (None, None) => None,
+        (Some(_), Some(file)) => {
+            context.note(
+                Fault::new("stands beside admin.token").hint("keep one of them"),
+                file,
+            );
+            return None;
+        }
     };
-    let token = section
-        .token
-        .as_ref()
-        .map(|token| token.value.clone())
-        .or(from_file);
     let listen = section.listen.as_ref()?;
     if token.is_none() && !listen.value.ip().is_loopback() {
         let fault = Fault::new("can be reached from other machines, and there is no token")

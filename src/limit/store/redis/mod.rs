@@ -111,22 +111,16 @@ impl Store for RedisStore {
     }
 }
 
-/// Five fields for each limit; `lua/README.md` names them.
+/// Four fields for each limit; `lua/README.md` names them.
 fn arguments(algorithm: &Algorithm, command: &mut Cmd) {
-    match algorithm {
-        Algorithm::SlidingWindow(window) => command
-            .arg(if window.is_exact() { "w" } else { "b" })
-            .arg(window.limit().get())
-            .arg(window.grain())
-            .arg(window.ticks())
-            .arg(window.per()),
-        Algorithm::TokenBucket(bucket) => command
-            .arg("t")
-            .arg(bucket.burst().get())
-            .arg(bucket.unit())
-            .arg(bucket.rate())
-            .arg(0),
+    let (form, numbers) = match algorithm {
+        Algorithm::SlidingWindow(window) if window.is_exact() => {
+            ("w", [window.limit().get(), window.grain(), window.per()])
+        }
+        Algorithm::SlidingWindow(window) => ("b", [window.limit().get(), window.grain(), window.per()]),
+        Algorithm::TokenBucket(bucket) => ("t", [bucket.burst().get(), bucket.unit(), bucket.rate()]),
     };
+    command.arg(form).arg(&numbers);
 }
 
 /// Reads `{ now, wait, remaining, next, ... }`.
