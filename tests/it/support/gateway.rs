@@ -79,27 +79,32 @@ impl Gateway {
             .args(["serve", "-c"])
             .arg(&file)
             .envs(environment.iter().copied());
-        Self::launch(&mut command, directory)
+        Self::launch(&mut command, directory, |process| {
+            process.stderr.all().iter().find_map(|line| listening(line))
+        })
     }
 
     /// `tollgate demo` on free ports.
     #[track_caller]
     pub(crate) fn demo() -> Self {
         let mut command = tollgate();
-        command
-            .arg("demo")
-            .env("TOLLGATE__SERVER__LISTEN", "127.0.0.1:0")
-            .env("TOLLGATE__ADMIN__LISTEN", "127.0.0.1:0");
-        Self::launch(&mut command, tempfile::tempdir().unwrap())
+        command.args(["demo", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
+        Self::launch(&mut command, tempfile::tempdir().unwrap(), |process| {
+            introduced(&process.stdout.all())
+        })
     }
 
     #[track_caller]
-    fn launch(command: &mut Command, directory: TempDir) -> Self {
+    fn launch(
+        command: &mut Command,
+        directory: TempDir,
+        addresses: impl Fn(&Process) -> Option<(SocketAddr, SocketAddr)>,
+    ) -> Self {
         command.current_dir(directory.path());
         let mut process = Process::start(command);
         let (public, admin) = eventually("the gateway to listen", START_LIMIT, || {
             let ended = process.exit_code();
-            let found = process.stderr.all().iter().find_map(|line| listening(line));
+            let found = addresses(&process);
             assert!(
                 found.is_some() || ended.is_none(),
                 "the gateway ended with {ended:?} before it listened\n{}",
@@ -205,6 +210,17 @@ impl Gateway {
             .collect()
     }
 
+    /// The line of the access log about this answer. Lines of several workers come in any order.
+    #[track_caller]
+    pub(crate) fn logged(&self, answer: &Answer) -> Value {
+        let id = answer.header("x-request-id").expect("every answer carries an id");
+        eventually("the line of a request", Duration::from_secs(10), || {
+            self.access_log(1)
+                .into_iter()
+                .find(|line| line["request_id"] == id)
+        })
+    }
+
     /// All lines the process wrote so far, to both outputs.
     pub(crate) fn log_lines(&self) -> Vec<String> {
         [self.process.stdout.all(), self.process.stderr.all()].concat()
@@ -254,6 +270,22 @@ fn listening(line: &str) -> Option<(SocketAddr, SocketAddr)> {
     }
     let address = |field: &str| line.get(field)?.as_str()?.parse().ok();
     Some((address("public")?, address("admin")?))
+}
+
+/// Both addresses, as the demo tells them to a reader: the one with the metrics is the admin listener.
+fn introduced(lines: &[String]) -> Option<(SocketAddr, SocketAddr)> {
+    let urls: Vec<(SocketAddr, &str)> = lines
+        .iter()
+        .flat_map(|line| line.split("http://").skip(1))
+        .filter_map(|rest| {
+            let end = rest.find(|letter: char| !letter.is_ascii_digit() && !".:".contains(letter));
+            let (address, path) = rest.split_at(end.unwrap_or(rest.len()));
+            Some((address.parse().ok()?, path))
+        })
+        .collect();
+    let (admin, _) = urls.iter().find(|(_, path)| path.starts_with("/metrics"))?;
+    let (public, _) = urls.iter().find(|(address, _)| address != admin)?;
+    Some((*public, *admin))
 }
 
 impl Call<'_> {
