@@ -191,6 +191,17 @@ fn malformed_heads_are_refused() {
 }
 
 #[test]
+fn a_fragment_stays_with_the_client() {
+    // The server library drops a fragment without a word; sent on, it would be a path that nobody judged.
+    let (backend, gateway) = start();
+    let status = gateway.get("/x#part").key("k").send().status;
+    assert!([200, 400].contains(&status), "status {status}");
+    for request in backend.received() {
+        assert_eq!(request.target(), "/x");
+    }
+}
+
+#[test]
 fn a_request_names_exactly_one_host() {
     // FWD-8: with two or none, the gateway and the upstream each pick their own.
     let (backend, gateway) = start();

@@ -176,6 +176,8 @@ fn a_flushed_script_cache_is_healed_within_the_call() {
     let statuses = [(); 3].map(|()| request.on(&mut connection).status);
     assert_eq!(statuses, [200, 200, 429]);
     assert!(without_store(&gateway) < 1.0);
+    let answered = [("store", "redis"), ("result", "ok")];
+    assert!(gateway.metric("tollgate_store_seconds_count", &answered) >= 6.0);
 }
 
 #[test]

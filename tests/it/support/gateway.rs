@@ -210,6 +210,17 @@ impl Gateway {
             .collect()
     }
 
+    /// The line of the access log about this answer. Lines of several workers come in any order.
+    #[track_caller]
+    pub(crate) fn logged(&self, answer: &Answer) -> Value {
+        let id = answer.header("x-request-id").expect("every answer carries an id");
+        eventually("the line of a request", Duration::from_secs(10), || {
+            self.access_log(1)
+                .into_iter()
+                .find(|line| line["request_id"] == id)
+        })
+    }
+
     /// All lines the process wrote so far, to both outputs.
     pub(crate) fn log_lines(&self) -> Vec<String> {
         [self.process.stdout.all(), self.process.stderr.all()].concat()
@@ -261,13 +272,20 @@ fn listening(line: &str) -> Option<(SocketAddr, SocketAddr)> {
     Some((address("public")?, address("admin")?))
 }
 
-/// Both addresses, as the demo tells them to people.
+/// Both addresses, as the demo tells them to a reader: the one with the metrics is the admin listener.
 fn introduced(lines: &[String]) -> Option<(SocketAddr, SocketAddr)> {
-    let after = |words: &str| {
-        let (_, rest) = lines.iter().find_map(|line| line.split_once(words))?;
-        rest.split([',', '/']).next()?.parse().ok()
-    };
-    Some((after("listening on http://")?, after("Metrics: http://")?))
+    let urls: Vec<(SocketAddr, &str)> = lines
+        .iter()
+        .flat_map(|line| line.split("http://").skip(1))
+        .filter_map(|rest| {
+            let end = rest.find(|letter: char| !letter.is_ascii_digit() && !".:".contains(letter));
+            let (address, path) = rest.split_at(end.unwrap_or(rest.len()));
+            Some((address.parse().ok()?, path))
+        })
+        .collect();
+    let (admin, _) = urls.iter().find(|(_, path)| path.starts_with("/metrics"))?;
+    let (public, _) = urls.iter().find(|(address, _)| address != admin)?;
+    Some((*public, *admin))
 }
 
 impl Call<'_> {
