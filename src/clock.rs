@@ -76,20 +76,14 @@ impl Clock for ManualClock {
 }
 
 /// The machine's monotonic time, for measuring how long something took.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the one place that reads the monotonic clock"
-)]
+#[expect(clippy::disallowed_methods, reason = "the one place that reads the monotonic clock")]
 #[must_use]
 pub fn instant() -> Instant {
     Instant::now()
 }
 
 /// The wall clock, for log lines and nothing else: no decision may depend on it.
-#[expect(
-    clippy::disallowed_methods,
-    reason = "the one place that reads the wall clock"
-)]
+#[expect(clippy::disallowed_methods, reason = "the one place that reads the wall clock")]
 #[must_use]
 pub fn wall() -> std::time::SystemTime {
     std::time::SystemTime::now()

@@ -19,7 +19,7 @@ use actix_web::{Error, FromRequest, HttpMessage, HttpRequest};
 use arc_swap::ArcSwap;
 use futures_util::future::LocalBoxFuture;
 
-use crate::identify::{Caller, CredentialHeaders};
+use crate::identify::{Caller, CredentialHeaders, IdentifyError};
 use crate::inbound::path::check_query;
 use crate::inbound::{CanonicalPath, Inbound};
 use crate::limit::headers::Style;
@@ -42,13 +42,9 @@ impl Worker {
         record.found(route);
         let (caller, credentials) = policy.identity.caller(&inbound)?;
         record.identified(&caller);
-        let offer = policy.offer(&caller.plan, position).ok_or(Rejection::Excluded)?;
+        let offer = policy.offer(&caller.plan, position).ok_or_else(|| excluded(&caller))?;
         record.offered(offer);
-        let charge = Charge {
-            caller: &caller.id,
-            rules: &offer.rules,
-            cost: route.cost,
-        };
+        let charge = Charge { caller: &caller.id, plan: &caller.plan, rules: &offer.rules, cost: route.cost };
         let (ruling, pass) = self.limiter.admit(charge, offer.on_failure).await;
         record.ruled(ruling, pass.is_some());
         let pass = pass.ok_or_else(|| refusal(record))?;
@@ -145,14 +141,7 @@ impl Gate {
     #[must_use]
     pub fn new(policy: Policy, counting: Counting, memory: Arc<MemoryStore>, metrics: Arc<Metrics>) -> Self {
         let policy = ArcSwap::from_pointee(policy);
-        Self(Arc::new(Shared {
-            policy,
-            counting,
-            memory,
-            metrics,
-            style: Style::Draft11,
-            access_log: None,
-        }))
+        Self(Arc::new(Shared { policy, counting, memory, metrics, style: Style::Draft11, access_log: None }))
     }
 
     /// With these rate-limit header fields instead of those of draft 11.
@@ -188,26 +177,14 @@ impl Worker {
         let memory = Arc::clone(&shared.memory);
         let limiter = match &shared.counting {
             Counting::Memory => Limiter::in_memory(memory),
-            Counting::Redis {
-                topology,
-                prefix,
-                budget,
-            } => {
+            Counting::Redis { topology, prefix, budget } => {
                 let redis = RedisStore::new(topology.clone(), prefix, *budget)?;
                 Limiter::on_redis(Guarded::new(redis, *budget), memory)
             }
         };
         let access_log = shared.access_log.as_ref().map(AccessLogWriter::handle);
-        let observer = Observer {
-            metrics: Arc::clone(&shared.metrics),
-            access_log,
-        };
-        Ok(Self {
-            shared,
-            limiter,
-            observer,
-            ids: RequestIds::new(),
-        })
+        let observer = Observer { metrics: Arc::clone(&shared.metrics), access_log };
+        Ok(Self { shared, limiter, observer, ids: RequestIds::new() })
     }
 
     /// The whole of one request: decide, hand on or refuse, and see to it that the answer tells what was decided.
@@ -222,9 +199,7 @@ impl Worker {
             Ok(admitted) => {
                 request.extensions_mut().insert(admitted);
                 let answer = service.call(request).await;
-                answer
-                    .inspect_err(|error| record.failed(error))?
-                    .map_into_left_body()
+                answer.inspect_err(|error| record.failed(error))?.map_into_left_body()
             }
             Err(rejection) => {
                 let reply = rejection.reply(record.request_id());
@@ -237,13 +212,7 @@ impl Worker {
         let fields = answer.headers_mut();
         fields.insert(request_id::FIELD, record.request_id().clone());
         if let Some((offer, decision)) = record.decided() {
-            limit_fields(
-                fields,
-                self.shared.style,
-                offer.policy_field.as_ref(),
-                &offer.rules,
-                decision,
-            );
+            limit_fields(fields, self.shared.style, offer.policy_field.as_ref(), &offer.rules, decision);
         }
         record.answered(answer.status().as_u16());
         Ok(answer.map_body(|_, body| Recorded::new(body, record)))
@@ -267,10 +236,7 @@ where
     fn new_transform(&self, service: S) -> Self::Future {
         let worker = Worker::new(Arc::clone(&self.0))
             .map_err(|error| tracing::error!(%error, "cannot start a worker"));
-        ready(worker.map(|worker| GateService {
-            service: Rc::new(service),
-            worker: Rc::new(worker),
-        }))
+        ready(worker.map(|worker| GateService { service: Rc::new(service), worker: Rc::new(worker) }))
     }
 }
 
@@ -302,20 +268,18 @@ fn inbound<'a>(request: &'a ServiceRequest, policy: &Policy) -> Result<Inbound<'
     let target = request.uri();
     check::head(request.method(), target, request.headers()).map_err(Rejection::Head)?;
     let path = CanonicalPath::parse(target.path(), policy.path_rules).map_err(Rejection::Path)?;
-    target
-        .query()
-        .map_or(Ok(()), check_query)
-        .map_err(Rejection::Path)?;
+    target.query().map_or(Ok(()), check_query).map_err(Rejection::Path)?;
     // Only a connection without an address, such as a Unix socket's, has no peer.
-    let peer = request
-        .peer_addr()
-        .map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.ip());
-    Ok(Inbound {
-        method: request.method(),
-        path,
-        headers: request.headers(),
-        peer,
-    })
+    let peer = request.peer_addr().map_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED), |peer| peer.ip());
+    Ok(Inbound { method: request.method(), path, headers: request.headers(), peer })
+}
+
+/// Why a caller may not use a route at all: a key might help whoever has shown none, and nobody else.
+fn excluded(caller: &Caller) -> Rejection {
+    match caller.account {
+        Some(_) => Rejection::Excluded,
+        None => Rejection::Identity(IdentifyError::Missing),
+    }
 }
 
 /// Why there is no pass: a limit refuses, or nobody could count.

@@ -94,30 +94,15 @@ impl Gateway {
         let public = listener(settings.server.listen)?;
         let private = listener(settings.admin.listen)?;
         let metrics = Arc::new(Metrics::new()?);
-        let memory = Arc::new(MemoryStore::new(
-            settings.store.max_callers,
-            Arc::new(SystemClock::new()),
-        ));
+        let memory = Arc::new(MemoryStore::new(settings.store.max_callers, Arc::new(SystemClock::new())));
         let counting = counting(&settings);
         let access_log = settings.log.access.then(|| AccessLogWriter::new(io::stdout()));
-        let admin = Admin::new(
-            &settings,
-            on_failure,
-            Arc::clone(&metrics),
-            Arc::clone(&memory),
-            counting.clone(),
-        );
+        let admin =
+            Admin::new(&settings, on_failure, Arc::clone(&metrics), Arc::clone(&memory), counting.clone());
         let gate = Gate::new(policy, counting, Arc::clone(&memory), metrics)
             .style(settings.headers)
             .access_log(access_log);
-        Ok(Self {
-            settings,
-            gate,
-            memory,
-            admin,
-            public,
-            private,
-        })
+        Ok(Self { settings, gate, memory, admin, public, private })
     }
 
     /// The address that clients call.
@@ -141,14 +126,7 @@ impl Gateway {
     /// # Errors
     /// When a listener breaks.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Result<(), StartError> {
-        let Self {
-            settings,
-            gate,
-            memory,
-            admin,
-            public,
-            private,
-        } = self;
+        let Self { settings, gate, memory, admin, public, private } = self;
         let draining = admin.draining();
         let public = public_server(public, gate, &settings)?;
         let private = admin::server(private, admin)?;
@@ -174,20 +152,11 @@ impl Gateway {
 }
 
 fn public_server(listener: TcpListener, gate: Gate, settings: &Settings) -> io::Result<Server> {
-    let ServerSettings {
-        workers,
-        drain,
-        max_body,
-        max_connections,
-        ..
-    } = settings.server;
+    let ServerSettings { workers, drain, max_body, max_connections, .. } = settings.server;
     let upstreams = settings.upstreams.clone();
     let server = HttpServer::new(move || {
         let proxy = Proxy::new(&upstreams, max_body);
-        App::new()
-            .wrap(gate.clone())
-            .app_data(Data::new(proxy))
-            .default_service(web::to(forward))
+        App::new().wrap(gate.clone()).app_data(Data::new(proxy)).default_service(web::to(forward))
     });
     let server = server
         .workers(workers)
@@ -230,10 +199,7 @@ async fn forward(
         Ok(answer) => (answer.response, answer.upstream_time),
         Err(failure) => {
             report(&failure, &admitted);
-            (
-                Rejection::Upstream(failure).reply(&admitted.request_id),
-                begun.elapsed(),
-            )
+            (Rejection::Upstream(failure).reply(&admitted.request_id), begun.elapsed())
         }
     };
     response.extensions_mut().insert(UpstreamTime(time));
@@ -247,15 +213,8 @@ async fn send(
     payload: Payload,
 ) -> Result<Answer, Failure> {
     let route = &admitted.offer.route;
-    let upstream = route
-        .upstream
-        .as_deref()
-        .ok_or(Failure::Internal("the route has no upstream"))?;
-    let host = request
-        .headers()
-        .get(header::HOST)
-        .and_then(|host| host.to_str().ok())
-        .unwrap_or_default();
+    let upstream = route.upstream.as_deref().ok_or(Failure::Internal("the route has no upstream"))?;
+    let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     let outgoing = Outgoing {
         method: request.method(),
         path: &admitted.path,
@@ -271,10 +230,7 @@ async fn send(
         plan: &admitted.caller.plan,
         max_body: proxy.max_body,
     };
-    proxy
-        .upstreams
-        .forward(upstream, outgoing, payload, &admitted.pass)
-        .await
+    proxy.upstreams.forward(upstream, outgoing, payload, &admitted.pass).await
 }
 
 /// The operator learns what the client is not told: which backend, and what the network says.
@@ -304,11 +260,7 @@ fn counting(settings: &Settings) -> Counting {
         RedisMode::Standalone => Topology::Standalone(urls.next().unwrap_or_default()),
         RedisMode::Cluster => Topology::Cluster(urls.collect()),
     };
-    Counting::Redis {
-        topology,
-        prefix: redis.prefix.clone(),
-        budget: redis.budget,
-    }
+    Counting::Redis { topology, prefix: redis.prefix.clone(), budget: redis.budget }
 }
 
 /// A listener on `address`. A gateway that was just stopped does not keep the address from its successor.

@@ -132,11 +132,7 @@ impl Record {
     /// The answer's head is ready to be written.
     pub fn answered(&mut self, status: u16) {
         self.status = status;
-        self.overhead = Some(
-            self.started
-                .elapsed()
-                .saturating_sub(self.upstream.unwrap_or_default()),
-        );
+        self.overhead = Some(self.started.elapsed().saturating_sub(self.upstream.unwrap_or_default()));
     }
 
     fn exchange(&self) -> Exchange<'_> {
@@ -161,7 +157,7 @@ impl Record {
             upstream: upstream.zip(self.upstream),
             store: ruling
                 .and_then(|ruling| ruling.asked.as_ref())
-                .map(|asked| (asked.took, store_result(asked))),
+                .map(|asked| (asked.store, asked.took, store_result(asked))),
             bytes: self.bytes,
             complete: self.complete,
         }

@@ -61,24 +61,12 @@ impl Admin {
         memory: Arc<MemoryStore>,
         counting: Counting,
     ) -> Self {
-        metrics
-            .build
-            .with_label_values(&[env!("CARGO_PKG_VERSION")])
-            .set(1);
-        let now = clock::wall()
-            .duration_since(std::time::SystemTime::UNIX_EPOCH)
-            .unwrap_or_default();
+        metrics.build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        let now = clock::wall().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default();
         metrics.config_timestamp.set(now.as_secs_f64());
         let token = settings.admin.token.clone();
         let needs_store = on_failure == OnFailure::Deny;
-        Self {
-            metrics,
-            memory,
-            counting,
-            token,
-            draining: Draining::default(),
-            needs_store,
-        }
+        Self { metrics, memory, counting, token, draining: Draining::default(), needs_store }
     }
 
     /// The switch that says the gateway is stopping.
@@ -89,10 +77,7 @@ impl Admin {
 
     fn permits(&self, request: &HttpRequest) -> bool {
         let Some(token) = &self.token else { return true };
-        let shown = request
-            .headers()
-            .get(header::AUTHORIZATION)
-            .map(|value| value.as_bytes());
+        let shown = request.headers().get(header::AUTHORIZATION).map(|value| value.as_bytes());
         let shown = shown.and_then(|value| value.strip_prefix(b"Bearer "));
         shown.is_some_and(|shown| bool::from(shown.ct_eq(token.expose_secret().as_bytes())))
     }
@@ -113,12 +98,7 @@ pub fn server(listener: TcpListener, admin: Admin) -> io::Result<Server> {
             .route("/metrics", web::get().to(metrics))
             .default_service(web::to(HttpResponse::NotFound))
     });
-    Ok(server
-        .workers(1)
-        .disable_signals()
-        .shutdown_timeout(1)
-        .listen(listener)?
-        .run())
+    Ok(server.workers(1).disable_signals().shutdown_timeout(1).listen(listener)?.run())
 }
 
 /// The process runs. Says nothing of anything else: a store that is away must not get the gateway restarted.
@@ -139,42 +119,20 @@ async fn readyz(admin: web::Data<Admin>, request: HttpRequest) -> HttpResponse {
         Some(probe) => probe.state().await,
         None => "unknown",
     };
-    let listener = if admin.draining.has_begun() {
-        "draining"
-    } else {
-        "ok"
-    };
+    let listener = if admin.draining.has_begun() { "draining" } else { "ok" };
     let ready = listener == "ok" && (store != "away" || !admin.needs_store);
-    let mut response = if ready {
-        HttpResponse::Ok()
-    } else {
-        HttpResponse::ServiceUnavailable()
-    };
-    response.json(Readiness {
-        ready,
-        listener,
-        store,
-    })
+    let mut response = if ready { HttpResponse::Ok() } else { HttpResponse::ServiceUnavailable() };
+    response.json(Readiness { ready, listener, store })
 }
 
 async fn metrics(admin: web::Data<Admin>, request: HttpRequest) -> HttpResponse {
     if !admin.permits(&request) {
-        return HttpResponse::Unauthorized()
-            .insert_header((header::WWW_AUTHENTICATE, "Bearer"))
-            .finish();
+        return HttpResponse::Unauthorized().insert_header((header::WWW_AUTHENTICATE, "Bearer")).finish();
     }
-    admin
-        .metrics
-        .memory_callers
-        .set(saturating(admin.memory.callers() as u64));
-    admin
-        .metrics
-        .memory_overflowed
-        .set(saturating(admin.memory.overflowed()));
+    admin.metrics.memory_callers.set(saturating(admin.memory.callers() as u64));
+    admin.metrics.memory_overflowed.set(saturating(admin.memory.overflowed()));
     match admin.metrics.render() {
-        Ok(text) => HttpResponse::Ok()
-            .content_type(prometheus::TEXT_FORMAT)
-            .body(text),
+        Ok(text) => HttpResponse::Ok().content_type(prometheus::TEXT_FORMAT).body(text),
         Err(error) => {
             tracing::error!(%error, "cannot write the metrics");
             HttpResponse::InternalServerError().finish()
@@ -195,13 +153,9 @@ impl StoreProbe {
     fn new(counting: &Counting) -> Self {
         let redis = match counting {
             Counting::Memory => None,
-            Counting::Redis {
-                topology,
-                prefix,
-                budget,
-            } => RedisStore::new(topology.clone(), prefix, *budget)
-                .ok()
-                .map(|redis| (redis, *budget)),
+            Counting::Redis { topology, prefix, budget } => {
+                RedisStore::new(topology.clone(), prefix, *budget).ok().map(|redis| (redis, *budget))
+            }
         };
         Self { redis }
     }

@@ -47,10 +47,7 @@ impl Demo {
             ("TOLLGATE__LOG__ACCESS", "false".to_owned()),
         ];
         let environment = replaced.map(|(name, value)| (name.to_owned(), value)).into();
-        Sources {
-            environment,
-            ..Sources::built_in()
-        }
+        Sources { environment, ..Sources::built_in() }
     }
 }
 

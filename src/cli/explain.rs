@@ -41,23 +41,10 @@ impl Explain {
         let policy = Policy::new(loaded.policy).map_err(|error| Usage(error.to_string()))?;
         let path = CanonicalPath::parse(&self.path, policy.path_rules).map_err(|error| refused(&error))?;
         say(format_args!("path     {}", path.as_str()));
-        let inbound = Inbound {
-            method: &self.method,
-            path,
-            headers: &headers,
-            peer: self.ip,
-        };
+        let inbound = Inbound { method: &self.method, path, headers: &headers, peer: self.ip };
         let (position, route) = policy.route(&inbound).map_err(|error| refused(&error))?;
-        say(format_args!(
-            "route    {} ({}), cost {}",
-            route.name,
-            route.pattern.as_str(),
-            route.cost
-        ));
-        let (caller, _) = policy
-            .identity
-            .caller(&inbound)
-            .map_err(|error| refused(&error))?;
+        say(format_args!("route    {} ({}), cost {}", route.name, route.pattern.as_str(), route.cost));
+        let (caller, _) = policy.identity.caller(&inbound).map_err(|error| refused(&error))?;
         say(format_args!("caller   {}", caller.id));
         say(format_args!("plan     {}", caller.plan));
         let offer = policy.offer(&caller.plan, position);
@@ -66,10 +53,7 @@ impl Explain {
         for rule in &*offer.rules {
             say(format_args!("limit    {}: {}", rule.name, rule.promise()));
             if let Some(prefix) = &prefix {
-                say(format_args!(
-                    "         key {prefix}:{{{}}}:{}",
-                    caller.id, rule.key
-                ));
+                say(format_args!("         key {prefix}:{{{}}}:{}", caller.id, rule.key));
             }
         }
         if offer.rules.is_empty() {

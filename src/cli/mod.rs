@@ -93,20 +93,12 @@ pub(crate) fn run() -> ExitCode {
 fn usage(error: &clap::Error) -> ExitCode {
     // There is nobody to tell when the terminal is gone.
     let _printed = error.print();
-    if error.use_stderr() {
-        ExitCode::from(EXIT_USAGE)
-    } else {
-        ExitCode::SUCCESS
-    }
+    if error.use_stderr() { ExitCode::from(EXIT_USAGE) } else { ExitCode::SUCCESS }
 }
 
 fn report(error: &anyhow::Error) -> ExitCode {
     complain(format_args!("{error:#}"));
-    if error.is::<Mistakes>() || error.is::<Usage>() {
-        ExitCode::from(EXIT_USAGE)
-    } else {
-        ExitCode::FAILURE
-    }
+    if error.is::<Mistakes>() || error.is::<Usage>() { ExitCode::from(EXIT_USAGE) } else { ExitCode::FAILURE }
 }
 
 impl ConfigArgs {
@@ -117,11 +109,7 @@ impl ConfigArgs {
             [] if default.is_dir() => vec![default.to_owned()],
             named => named.to_vec(),
         };
-        Sources {
-            files,
-            environment: Sources::environment_of_process(),
-            purpose: Purpose::Gateway,
-        }
+        Sources { files, environment: Sources::environment_of_process(), purpose: Purpose::Gateway }
     }
 
     fn load(&self) -> anyhow::Result<Loaded> {

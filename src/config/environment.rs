@@ -21,10 +21,9 @@ pub(super) fn add(layers: &mut Layers, environment: &[(String, String)], notes: 
     for (name, text) in variables {
         match read(layers, name, text) {
             Ok(layer) => merge(&mut layers.root, layer),
-            Err(fault) => notes.add(fault.at(&Place {
-                origin: Origin::Environment(name.clone()),
-                key: String::new(),
-            })),
+            Err(fault) => {
+                notes.add(fault.at(&Place { origin: Origin::Environment(name.clone()), key: String::new() }));
+            }
         }
     }
 }
@@ -59,9 +58,10 @@ fn read(layers: &mut Layers, name: &str, text: &str) -> Result<Value, Fault> {
     }
     let mark = layers.mark(Origin::Environment(name.to_owned()));
     let leaf = Value::new(Some(&mark), text);
-    Ok(path.into_iter().rev().fold(leaf, |value, key| {
-        Value::new(Some(&mark), ValueKind::Table(Map::from([(key, value)])))
-    }))
+    Ok(path
+        .into_iter()
+        .rev()
+        .fold(leaf, |value, key| Value::new(Some(&mark), ValueKind::Table(Map::from([(key, value)])))))
 }
 
 /// The key of `table` that `level` stands for.
@@ -72,15 +72,13 @@ fn find(table: Option<&Value>, level: &str) -> Result<String, Fault> {
     match alike.as_slice() {
         [] => Ok(level.to_ascii_lowercase()),
         [only] => Ok((*only).clone()),
-        several => several
-            .iter()
-            .find(|key| key.as_str() == level)
-            .map(|key| (*key).clone())
-            .ok_or_else(|| {
+        several => {
+            several.iter().find(|key| key.as_str() == level).map(|key| (*key).clone()).ok_or_else(|| {
                 let names: Vec<&str> = several.iter().map(|key| key.as_str()).collect();
                 Fault::new(format!("\"{level}\" may stand for {}", names.join(" or ")))
                     .hint("set this one in a file")
-            }),
+            })
+        }
     }
 }
 

@@ -51,9 +51,9 @@ impl Format {
     pub(super) fn parse(self, mark: &String, text: &str) -> Result<Value, Refused> {
         let entries = match self {
             Self::Toml => FileFormat::Toml.parse(Some(mark), text),
-            Self::Yaml => tame_yaml(text)
-                .map_err(Into::into)
-                .and_then(|()| FileFormat::Yaml.parse(Some(mark), text)),
+            Self::Yaml => {
+                tame_yaml(text).map_err(Into::into).and_then(|()| FileFormat::Yaml.parse(Some(mark), text))
+            }
             Self::Json => serde_json::from_str::<KeysOnce>(text)
                 .map_err(Into::into)
                 .and_then(|KeysOnce| FileFormat::Json.parse(Some(mark), text)),
@@ -67,10 +67,7 @@ impl Format {
     fn refused(self, error: &(dyn std::error::Error + 'static), text: &str) -> Refused {
         if error.is::<Box<config::ConfigError>>() || error.is::<config::ConfigError>() {
             // The parser was content, but what it found is a single value, which may be a secret.
-            return Refused {
-                fault: Fault::new("holds no table of settings"),
-                line: None,
-            };
+            return Refused { fault: Fault::new("holds no table of settings"), line: None };
         }
         if error.is::<std::num::ParseIntError>() {
             return Refused {
@@ -133,9 +130,8 @@ fn reason(said: &str) -> String {
         .iter()
         .find_map(|place| last.split_once(place))
         .map_or(last, |(before, _)| before);
-    let yaml_duplicate = plain
-        .strip_prefix("String(")
-        .and_then(|rest| rest.strip_suffix("): duplicated key in mapping"));
+    let yaml_duplicate =
+        plain.strip_prefix("String(").and_then(|rest| rest.strip_suffix("): duplicated key in mapping"));
     yaml_duplicate.map_or_else(|| plain.to_owned(), |key| format!("duplicate key {key}"))
 }
 

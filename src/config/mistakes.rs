@@ -46,10 +46,7 @@ impl Place {
             "" => name.to_string(),
             outer => format!("{outer}.{name}"),
         };
-        Self {
-            origin: self.origin.clone(),
-            key,
-        }
+        Self { origin: self.origin.clone(), key }
     }
 }
 
@@ -62,10 +59,7 @@ pub(super) struct Fault {
 
 impl Fault {
     pub(super) fn new(problem: impl Into<String>) -> Self {
-        Self {
-            problem: problem.into(),
-            hint: None,
-        }
+        Self { problem: problem.into(), hint: None }
     }
 
     /// Adds what to do about it.
@@ -89,11 +83,7 @@ impl Fault {
 
     /// This fault at `place`.
     pub(super) fn at(self, place: &Place) -> Mistake {
-        Mistake {
-            place: place.clone(),
-            line: None,
-            fault: self,
-        }
+        Mistake { place: place.clone(), line: None, fault: self }
     }
 }
 

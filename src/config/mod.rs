@@ -48,24 +48,12 @@ pub struct Loaded {
 pub fn load(sources: &Sources) -> Result<Loaded, Mistakes> {
     let notes = mistakes::Notes::default();
     let layers = sources::Layers::read(sources, &notes);
-    let reading = reader::Reading {
-        origins: &layers.origins,
-        notes: &notes,
-        incomplete: layers.incomplete,
-    };
-    let context = resolve::Context {
-        notes: &notes,
-        purpose: sources.purpose,
-        incomplete: layers.incomplete,
-    };
+    let reading = reader::Reading { origins: &layers.origins, notes: &notes, incomplete: layers.incomplete };
+    let context = resolve::Context { notes: &notes, purpose: sources.purpose, incomplete: layers.incomplete };
     let raw = reading.root(&layers.root).map(raw::Raw::read);
     let resolved = raw.and_then(|raw| resolve::resolve(&raw, &context));
     match resolved {
-        Some((settings, policy)) if notes.is_empty() => Ok(Loaded {
-            settings,
-            policy,
-            files: layers.files,
-        }),
+        Some((settings, policy)) if notes.is_empty() => Ok(Loaded { settings, policy, files: layers.files }),
         _ => Err(notes.into_mistakes()),
     }
 }

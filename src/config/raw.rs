@@ -42,11 +42,8 @@ const CONNECTIONS_MAX: u64 = 1_000_000;
 /// The most callers in memory: below this, a process has not more memory.
 const CALLERS_MAX: u64 = 1_000_000_000;
 
-const ON_FAILURE: &[(&str, OnFailure)] = &[
-    ("allow", OnFailure::Allow),
-    ("deny", OnFailure::Deny),
-    ("local", OnFailure::Local),
-];
+const ON_FAILURE: &[(&str, OnFailure)] =
+    &[("allow", OnFailure::Allow), ("deny", OnFailure::Deny), ("local", OnFailure::Local)];
 
 /// All of it.
 #[derive(Debug)]
@@ -71,10 +68,7 @@ impl Raw {
             server: root.table("server").map(ServerSection::read).unwrap_or_default(),
             admin: root.table("admin").map(AdminSection::read).unwrap_or_default(),
             store: root.table("store").map(StoreSection::read).unwrap_or_default(),
-            identity: root
-                .table("identity")
-                .map(IdentitySection::read)
-                .unwrap_or_default(),
+            identity: root.table("identity").map(IdentitySection::read).unwrap_or_default(),
             headers: root.table("answers").and_then(read_answers),
             log: root.table("log").map(LogSection::read).unwrap_or_default(),
             plans: read_named(&mut root, "plans", PlanSection::read),
@@ -187,10 +181,8 @@ pub(super) struct RedisSection {
 
 impl RedisSection {
     fn read(mut table: Table<'_>) -> Self {
-        const MODES: &[(&str, RedisMode)] = &[
-            ("standalone", RedisMode::Standalone),
-            ("cluster", RedisMode::Cluster),
-        ];
+        const MODES: &[(&str, RedisMode)] =
+            &[("standalone", RedisMode::Standalone), ("cluster", RedisMode::Cluster)];
         let section = Self {
             url: table.get("url", redis_url),
             url_file: table.get("url_file", text),
@@ -286,10 +278,8 @@ pub(super) struct LogSection {
 
 impl LogSection {
     fn read(mut table: Table<'_>) -> Self {
-        let section = Self {
-            access: table.require("access", flag),
-            level: table.require("level", log_filter),
-        };
+        let section =
+            Self { access: table.require("access", flag), level: table.require("level", log_filter) };
         table.finish();
         section
     }
@@ -328,10 +318,7 @@ impl PlanSection {
 impl PlanRouteSection {
     fn read(name: String, mut table: Table<'_>) -> Self {
         let section = Self {
-            route: Written {
-                value: name,
-                place: table.place().clone(),
-            },
+            route: Written { value: name, place: table.place().clone() },
             limits: read_limits(&mut table),
         };
         table.finish();
@@ -343,11 +330,7 @@ impl PlanRouteSection {
 fn read_limits(table: &mut Table<'_>) -> Vec<LimitSection> {
     table.require_present("limits", "write limits = [] for none");
     let tables = table.tables("limits").map(|tables| tables.value);
-    tables
-        .unwrap_or_default()
-        .into_iter()
-        .map(LimitSection::read)
-        .collect()
+    tables.unwrap_or_default().into_iter().map(LimitSection::read).collect()
 }
 
 /// How a limit counts.
@@ -370,10 +353,8 @@ pub(super) struct LimitSection {
 
 impl LimitSection {
     fn read(mut table: Table<'_>) -> Self {
-        const WORDS: &[(&str, AlgorithmWord)] = &[
-            ("sliding_window", AlgorithmWord::SlidingWindow),
-            ("token_bucket", AlgorithmWord::TokenBucket),
-        ];
+        const WORDS: &[(&str, AlgorithmWord)] =
+            &[("sliding_window", AlgorithmWord::SlidingWindow), ("token_bucket", AlgorithmWord::TokenBucket)];
         let words = choice(WORDS, &["quota", "concurrency"]);
         let algorithm = table.get_or("algorithm", words, AlgorithmWord::SlidingWindow);
         let mut section = Self {

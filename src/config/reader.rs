@@ -31,7 +31,7 @@ pub(super) struct Written<T> {
 pub(super) enum Scalar<'a> {
     Text(&'a str),
     Whole(i128),
-    Fraction,
+    Fraction(f64),
     Flag(bool),
     /// Text of an environment variable, which may stand for any of the others.
     Bare(&'a str),
@@ -51,10 +51,7 @@ pub(super) struct Table<'a> {
 impl<'a> Reading<'a> {
     /// The root of the tree. Anything but a table is read as an empty one.
     pub(super) fn root(&'a self, root: &'a Value) -> Option<Table<'a>> {
-        let place = Place {
-            origin: self.origin(root),
-            key: String::new(),
-        };
+        let place = Place { origin: self.origin(root), key: String::new() };
         self.as_table(root, place)
     }
 
@@ -67,10 +64,7 @@ impl<'a> Reading<'a> {
     }
 
     fn place(&self, value: &Value, outer: &Place, name: &str) -> Place {
-        Place {
-            origin: self.origin(value),
-            ..outer.inside(name)
-        }
+        Place { origin: self.origin(value), ..outer.inside(name) }
     }
 
     fn as_table(&'a self, value: &'a Value, place: Place) -> Option<Table<'a>> {
@@ -78,13 +72,7 @@ impl<'a> Reading<'a> {
             self.notes.add(Fault::new("expected a table").at(&place));
             return None;
         };
-        Some(Table {
-            reading: self,
-            place,
-            entries,
-            asked: Vec::new(),
-            missing: Vec::new(),
-        })
+        Some(Table { reading: self, place, entries, asked: Vec::new(), missing: Vec::new() })
     }
 
     fn scalar<T>(
@@ -130,10 +118,7 @@ impl<'a> Table<'a> {
             return self.get(key, parse);
         }
         self.asked.push(key);
-        Some(Written {
-            value: default,
-            place: self.place.clone(),
-        })
+        Some(Written { value: default, place: self.place.clone() })
     }
 
     /// As [`get`](Self::get), and it is a mistake when there is none.
@@ -162,10 +147,7 @@ impl<'a> Table<'a> {
             }
         };
         let read = items.iter().enumerate().map(|(index, item)| {
-            let place = Place {
-                origin: place.origin.clone(),
-                key: format!("{}[{index}]", place.key),
-            };
+            let place = Place { origin: place.origin.clone(), key: format!("{}[{index}]", place.key) };
             self.reading.scalar(item, place, &parse)
         });
         // All items are read, and so all mistakes noted, before the first one spoils the list.
@@ -194,10 +176,7 @@ impl<'a> Table<'a> {
         let read = items.iter().enumerate().filter_map(|(index, item)| {
             let place = match name_of(item) {
                 Some(name) => place.inside(name),
-                None => Place {
-                    origin: place.origin.clone(),
-                    key: format!("{}[{index}]", place.key),
-                },
+                None => Place { origin: place.origin.clone(), key: format!("{}[{index}]", place.key) },
             };
             self.reading.as_table(item, place)
         });
@@ -232,17 +211,11 @@ impl<'a> Table<'a> {
 
     /// Reports every key that nobody asked for, and what is missing, unless it is only misspelt.
     pub(super) fn finish(mut self) {
-        let mut unknown: Vec<_> = self
-            .entries
-            .iter()
-            .filter(|(key, _)| !self.asked.contains(&key.as_str()))
-            .collect();
+        let mut unknown: Vec<_> =
+            self.entries.iter().filter(|(key, _)| !self.asked.contains(&key.as_str())).collect();
         unknown.sort_by_key(|(key, _)| *key);
         for (key, value) in unknown {
-            let place = Place {
-                origin: self.reading.origin(value),
-                key: self.place.key.clone(),
-            };
+            let place = Place { origin: self.reading.origin(value), key: self.place.key.clone() };
             let fault = Fault::new(format!("unknown key `{}`", key.escape_debug()))
                 .meant(key, self.asked.iter().copied());
             let meant = nearest(key, &self.asked);
@@ -279,8 +252,9 @@ fn scalar<'a>(value: &'a Value, origin: &Origin) -> Result<Scalar<'a>, Fault> {
         ValueKind::Boolean(flag) => Scalar::Flag(*flag),
         ValueKind::I64(number) => Scalar::Whole((*number).into()),
         ValueKind::U64(number) => Scalar::Whole((*number).into()),
-        // No format writes these two; whatever they hold is far above every limit.
-        ValueKind::I128(_) | ValueKind::U128(_) | ValueKind::Float(_) => Scalar::Fraction,
+        ValueKind::I128(number) => Scalar::Whole(*number),
+        ValueKind::U128(number) => Scalar::Whole(i128::try_from(*number).unwrap_or(i128::MAX)),
+        ValueKind::Float(number) => Scalar::Fraction(*number),
         ValueKind::Nil => return Err(Fault::new("has no value").hint("give it one, or remove the key")),
         ValueKind::Table(_) => return Err(Fault::new("expected a single value, found a table")),
         ValueKind::Array(_) => return Err(Fault::new("expected a single value, found a list")),

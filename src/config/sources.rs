@@ -51,11 +51,7 @@ impl Sources {
     /// The built-in defaults with the example plans and keys, for a gateway.
     #[must_use]
     pub fn built_in() -> Self {
-        Self {
-            files: Vec::new(),
-            environment: Vec::new(),
-            purpose: Purpose::Gateway,
-        }
+        Self { files: Vec::new(), environment: Vec::new(), purpose: Purpose::Gateway }
     }
 
     /// The environment of this process. The only place that reads it.
@@ -66,12 +62,7 @@ impl Sources {
         // `vars` would panic on the first variable that is not UTF-8, whoever it belongs to.
         let variables = std::env::vars_os();
         variables
-            .map(|(name, value)| {
-                (
-                    name.to_string_lossy().into_owned(),
-                    value.to_string_lossy().into_owned(),
-                )
-            })
+            .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
             .collect()
     }
 }
@@ -103,20 +94,12 @@ impl Layers {
     /// Reads and merges `sources`. What cannot be read is noted, and the rest is merged without it.
     pub(super) fn read(sources: &Sources, notes: &Notes) -> Self {
         let mut layers = Self {
-            root: Value::new(
-                Some(&DEFAULTS_MARK.to_owned()),
-                ValueKind::Table(config::Map::new()),
-            ),
+            root: Value::new(Some(&DEFAULTS_MARK.to_owned()), ValueKind::Table(config::Map::new())),
             origins: Vec::new(),
             files: Vec::new(),
             incomplete: false,
         };
-        layers.add_text(
-            Origin::BuiltIn("tollgate.toml"),
-            format::Format::Toml,
-            DEFAULTS,
-            notes,
-        );
+        layers.add_text(Origin::BuiltIn("tollgate.toml"), format::Format::Toml, DEFAULTS, notes);
         if sources.files.is_empty() {
             for (name, text) in EXAMPLES {
                 layers.add_text(Origin::BuiltIn(name), format::Format::Toml, text, notes);
@@ -178,10 +161,7 @@ impl Layers {
 }
 
 fn whole(origin: Origin) -> Place {
-    Place {
-        origin,
-        key: String::new(),
-    }
+    Place { origin, key: String::new() }
 }
 
 /// Lays `above` over `below`: tables are joined key by key, anything else is replaced.
@@ -230,9 +210,7 @@ fn files_of(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
 pub(super) fn read_file(path: &Path) -> Result<String, String> {
     let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
     let mut text = String::new();
-    file.take(FILE_MAX + 1)
-        .read_to_string(&mut text)
-        .map_err(|error| error.to_string())?;
+    file.take(FILE_MAX + 1).read_to_string(&mut text).map_err(|error| error.to_string())?;
     if text.len() as u64 > FILE_MAX {
         return Err(format!("it is larger than {FILE_MAX} bytes"));
     }

@@ -71,11 +71,7 @@ fn every_mistake_is_told() {
         }
         let text = std::fs::read_to_string(&file).unwrap();
         let expected: Vec<&str> = text.lines().map_while(|line| line.strip_prefix("# ")).collect();
-        assert!(
-            !expected.is_empty(),
-            "{} does not say what is wrong",
-            file.display()
-        );
+        assert!(!expected.is_empty(), "{} does not say what is wrong", file.display());
         let told = match load(&sources(&[base, &file], &[])) {
             Ok(_) => "nothing".to_owned(),
             Err(mistakes) => mistakes.to_string(),
@@ -88,10 +84,7 @@ fn every_mistake_is_told() {
         sorted.sort_unstable();
         expected_sorted.sort_unstable();
         if sorted != expected_sorted {
-            wrong.push(format!(
-                "{name}\n  expected {}\n  told     {told}",
-                expected.join("\n           ")
-            ));
+            wrong.push(format!("{name}\n  expected {}\n  told     {told}", expected.join("\n           ")));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -135,10 +128,7 @@ fn mistakes_of_several_files_come_at_once() {
 #[test]
 fn a_file_that_cannot_be_parsed_hides_nothing_and_invents_nothing() {
     let files = Files::new(&[
-        (
-            "keys.toml",
-            "[keys.main]\nhash = \"sha256:00\"\naccount = \"acme\"\nplan = \"free\"\n",
-        ),
+        ("keys.toml", "[keys.main]\nhash = \"sha256:00\"\naccount = \"acme\"\nplan = \"free\"\n"),
         ("plans.toml", "[plans.free]\nlimits = [\n"),
         ("routes.toml", "[server]\nworkerz = 1\n"),
     ]);
@@ -192,26 +182,12 @@ fn formats_say_the_same() {
         plans.Pro.limits = [{ name = "hour", limit = 18446744073, per = "1h" }]
         keys.main = { hash = "sha256:HASH", account = "acme", plan = "Pro" }
     "#;
-    for (name, text) in [
-        ("b.yaml", yaml),
-        ("b.yml", yaml),
-        ("b.json", json),
-        ("b.toml", toml),
-    ] {
+    for (name, text) in [("b.yaml", yaml), ("b.yml", yaml), ("b.json", json), ("b.toml", toml)] {
         let text = text.replace("HASH", &"0a".repeat(32));
         let loaded = Files::new(&[("a.toml", BASE), (name, &text)]).load().unwrap();
         assert_eq!(loaded.settings.server.workers, 3, "{name}");
-        let plan = loaded
-            .policy
-            .plans
-            .iter()
-            .find(|plan| &*plan.name == "Pro")
-            .unwrap();
-        assert_eq!(
-            plan.limits[0].algorithm.capacity().get(),
-            18_446_744_073,
-            "{name}"
-        );
+        let plan = loaded.policy.plans.iter().find(|plan| &*plan.name == "Pro").unwrap();
+        assert_eq!(plan.limits[0].algorithm.capacity().get(), 18_446_744_073, "{name}");
         assert_eq!(only_plan(&loaded.policy.keys), "Pro", "{name}");
     }
 }
@@ -227,10 +203,7 @@ fn texts_that_look_like_numbers_ask_for_quotes() {
             told.contains("admin.token: expected a string; put it in quotes") || text == "null",
             "{told}"
         );
-        assert!(
-            told.contains("admin.token: has no value") || text != "null",
-            "{told}"
-        );
+        assert!(told.contains("admin.token: has no value") || text != "null", "{told}");
 
         let token = |loaded: Loaded| loaded.settings.admin.token.unwrap().expose_secret().to_owned();
         let quoted = Files::new(&[("a.toml", BASE), ("b.yaml", &yaml(&format!("'{text}'")))]).load();
@@ -261,32 +234,19 @@ fn the_environment_reaches_every_key() {
         ("TOLLGATE__SERVER__MAX_BODY", "1MiB"),
         ("TOLLGATE__SERVER__WORKERS", "7"),
         ("TOLLGATE__SERVER__ENCODED_SLASHES", "true"),
-        (
-            "TOLLGATE__UPSTREAMS__MY_API__TARGETS",
-            "http://127.0.0.1:2, http://127.0.0.1:3",
-        ),
-        (
-            "TOLLGATE__IDENTITY__CLIENT_ADDRESS__TRUSTED_PROXIES",
-            "10.0.0.0/8,::1",
-        ),
+        ("TOLLGATE__UPSTREAMS__MY_API__TARGETS", "http://127.0.0.1:2, http://127.0.0.1:3"),
+        ("TOLLGATE__IDENTITY__CLIENT_ADDRESS__TRUSTED_PROXIES", "10.0.0.0/8,::1"),
         ("TOLLGATE__IDENTITY__ANONYMOUS", "free"),
         ("TOLLGATE__LOG__LEVEL", "warn,tollgate=debug"),
     ];
     let loaded = with_base(files, &environment).unwrap();
-    let StoreKind::Redis(redis) = &loaded.settings.store.kind else {
-        panic!("the store is not Redis")
-    };
+    let StoreKind::Redis(redis) = &loaded.settings.store.kind else { panic!("the store is not Redis") };
     assert_eq!(redis.budget, Duration::from_millis(50));
     assert_eq!(redis.nodes[0].expose_secret(), "redis://:canary@127.0.0.1:6380");
     assert_eq!(loaded.settings.server.max_body, 1 << 20);
     assert_eq!(loaded.settings.server.workers, 7);
     assert!(loaded.policy.path_rules.encoded_slashes);
-    let upstream = loaded
-        .settings
-        .upstreams
-        .iter()
-        .find(|upstream| &*upstream.name == "My-Api")
-        .unwrap();
+    let upstream = loaded.settings.upstreams.iter().find(|upstream| &*upstream.name == "My-Api").unwrap();
     assert_eq!(upstream.targets.len(), 2);
     assert_eq!(loaded.policy.client_addresses.trusted_proxies.len(), 2);
     assert_eq!(loaded.policy.anonymous.as_deref(), Some("free"));
@@ -310,10 +270,7 @@ fn mistakes_in_the_environment_name_the_variable() {
         ("TOLLGATE__STORE__MEMORY__MAX_CALLERS", "1e-9"),
         ("TOLLGATE__STORE__REDIS__BUDGETT", "canary"),
         ("TOLLGATE__STORE__REDIS__PREFIX", "\u{fffd}"),
-        (
-            "TOLLGATE__UPSTREAMS__API__TARGETS",
-            "http://user:canary@127.0.0.1:2",
-        ),
+        ("TOLLGATE__UPSTREAMS__API__TARGETS", "http://user:canary@127.0.0.1:2"),
         ("TOLLGATE__UPSTREAMS____TARGETS", "canary"),
         ("TOLLGATE_SERVER__LISTEN", "canary"),
         ("tollgate__server__listen", "canary"),
@@ -326,11 +283,11 @@ fn mistakes_in_the_environment_name_the_variable() {
     environment: TOLLGATE__IDENTITY__ANONYMOUS: must not be empty
     environment: TOLLGATE__LOG__ACCESS: expected true or false
     environment: TOLLGATE__PLANS__FREE__LIMITS: a list of tables cannot be set from the environment; write it in a file
-    environment: TOLLGATE__SERVER__DRAIN: must not be negative
+    environment: TOLLGATE__SERVER__DRAIN: must not be negative, and is -5s
     environment: TOLLGATE__SERVER__LISTEN__PORT: expected a single value, found a table
     environment: TOLLGATE__SERVER__MAX_BODY: a size needs a unit; write "16KiB"
     environment: TOLLGATE__SERVER__MAX_CONNECTIONS: expected a whole number
-    environment: TOLLGATE__SERVER__WORKERS: must not be negative
+    environment: TOLLGATE__SERVER__WORKERS: must not be negative, and is -1
     environment: TOLLGATE__STORE__MEMORY__MAX_CALLERS: expected a whole number
     environment: TOLLGATE__STORE__REDIS__BUDGETT: unknown key `budgett`; did you mean `budget`?
     environment: TOLLGATE__STORE__REDIS__PREFIX: does not hold UTF-8 text
@@ -351,21 +308,14 @@ fn a_variable_that_fits_two_names_is_refused() {
     environment: TOLLGATE__PLANS__A_B__ON_FAILURE: "A_B" may stand for a-b or a_b; set this one in a file
     "#);
     let plans = set("TOLLGATE__PLANS__a_b__ON_FAILURE").unwrap().policy.plans;
-    let with_deny: Vec<_> = plans
-        .iter()
-        .filter(|plan| plan.on_failure == Some(OnFailure::Deny))
-        .collect();
+    let with_deny: Vec<_> = plans.iter().filter(|plan| plan.on_failure == Some(OnFailure::Deny)).collect();
     assert_eq!((with_deny.len(), &*with_deny[0].name), (1, "a_b"));
 }
 
 /// The file that everybody reads, the contract, and what the program does are one.
 #[test]
 fn the_built_in_defaults_are_those_of_the_documentation() {
-    let Loaded {
-        settings,
-        policy,
-        files,
-    } = with_base("", &[]).unwrap();
+    let Loaded { settings, policy, files } = with_base("", &[]).unwrap();
     assert_eq!(files.len(), 2);
     assert_eq!(settings.server.listen.to_string(), "0.0.0.0:8080");
     assert!(settings.server.workers >= 1);
@@ -394,18 +344,13 @@ fn the_built_in_defaults_are_those_of_the_documentation() {
     assert!(policy.client_addresses.trusted_proxies.is_empty());
     assert_eq!(policy.client_addresses.ipv6_prefix, 64);
     let header = actix_web::http::header::HeaderName::from_static("x-api-key");
-    assert_eq!(
-        policy.credentials,
-        [CredentialSource::KeyHeader(header), CredentialSource::KeyBearer]
-    );
+    assert_eq!(policy.credentials, [CredentialSource::KeyHeader(header), CredentialSource::KeyBearer]);
 }
 
 #[test]
 fn the_built_in_redis_defaults_are_those_of_the_documentation() {
     let settings = with_base("store.kind = \"redis\"", &[]).unwrap().settings;
-    let StoreKind::Redis(redis) = settings.store.kind else {
-        panic!("the store is not Redis")
-    };
+    let StoreKind::Redis(redis) = settings.store.kind else { panic!("the store is not Redis") };
     assert_eq!(redis.mode, RedisMode::Standalone);
     assert_eq!(redis.nodes.len(), 1);
     assert_eq!(redis.nodes[0].expose_secret(), "redis://127.0.0.1:6379");
@@ -425,19 +370,9 @@ fn the_built_in_examples_load_and_hold_the_demo_keys() {
     assert_eq!(loaded.policy.anonymous.as_deref(), Some("anonymous"));
     let with_defaults = with_base("", &[]).unwrap().settings.upstreams;
     assert_eq!(loaded.settings.upstreams, with_defaults);
-    let search = loaded
-        .policy
-        .routes
-        .iter()
-        .find(|route| &*route.name == "search")
-        .unwrap();
+    let search = loaded.policy.routes.iter().find(|route| &*route.name == "search").unwrap();
     assert_eq!(search.cost.get(), 5);
-    let free = loaded
-        .policy
-        .plans
-        .iter()
-        .find(|plan| &*plan.name == "free")
-        .unwrap();
+    let free = loaded.policy.plans.iter().find(|plan| &*plan.name == "free").unwrap();
     assert!(matches!(free.limits[0].algorithm, Algorithm::TokenBucket(bucket) if bucket.burst().get() == 20));
     assert!(matches!(free.limits[1].algorithm, Algorithm::SlidingWindow(_)));
     assert_eq!(&*free.routes["search"][0].key, "route.search:search");
@@ -472,11 +407,7 @@ fn files_are_laid_over_each_other_key_by_key() {
     assert_eq!(loaded.settings.server.listen.to_string(), "127.0.0.1:1");
     assert_eq!(loaded.policy.plans[0].on_failure, Some(OnFailure::Deny));
     assert_eq!(loaded.policy.plans[0].limits.len(), 1);
-    let names: Vec<_> = loaded
-        .files
-        .iter()
-        .map(|file| file.file_name().unwrap())
-        .collect();
+    let names: Vec<_> = loaded.files.iter().map(|file| file.file_name().unwrap()).collect();
     assert_eq!(names, ["10-base.toml", "20-more.toml", "30-last.json"]);
 }
 
@@ -509,10 +440,7 @@ fn without_a_route_nothing_is_served() {
 
 #[test]
 fn a_middleware_needs_no_upstream() {
-    let files = Files::new(&[(
-        "a.toml",
-        "[plans.free]\nlimits = []\n[routes.all]\npath = \"/*\"\n",
-    )]);
+    let files = Files::new(&[("a.toml", "[plans.free]\nlimits = []\n[routes.all]\npath = \"/*\"\n")]);
     let mut sources = sources(&[files.0.path()], &[]);
     assert!(load(&sources).is_err());
     sources.purpose = Purpose::Middleware;
@@ -523,23 +451,15 @@ fn a_middleware_needs_no_upstream() {
 fn secrets_come_from_files_beside_the_configuration() {
     let files = Files::new(&[
         ("a.toml", BASE),
-        (
-            "b.toml",
-            "admin.token_file = \"token\"\nstore.kind = \"redis\"\nstore.redis.url_file = \"url\"",
-        ),
+        ("b.toml", "admin.token_file = \"token\"\nstore.kind = \"redis\"\nstore.redis.url_file = \"url\""),
         ("token", "canary\n"),
         ("url", "rediss://user:canary@redis.example:6380/2\r\n"),
     ]);
     let loaded = files.load().unwrap();
     let token = loaded.settings.admin.token.as_ref().unwrap();
     assert_eq!(token.expose_secret(), "canary");
-    let StoreKind::Redis(redis) = &loaded.settings.store.kind else {
-        panic!("the store is not Redis")
-    };
-    assert_eq!(
-        redis.nodes[0].expose_secret(),
-        "rediss://user:canary@redis.example:6380/2"
-    );
+    let StoreKind::Redis(redis) = &loaded.settings.store.kind else { panic!("the store is not Redis") };
+    assert_eq!(redis.nodes[0].expose_secret(), "rediss://user:canary@redis.example:6380/2");
     assert!(!format!("{loaded:?}").contains("canary"));
 }
 
@@ -554,10 +474,7 @@ fn sources_do_not_print_the_environment() {
 fn limits_above_32_bits_are_kept() {
     let text = "[plans.free]\nlimits = [{ name = \"minute\", limit = 4294967297, per = \"60s\" }]";
     let loaded = with_base(text, &[]).unwrap();
-    assert_eq!(
-        loaded.policy.plans[0].limits[0].algorithm.capacity().get(),
-        4_294_967_297
-    );
+    assert_eq!(loaded.policy.plans[0].limits[0].algorithm.capacity().get(), 4_294_967_297);
 }
 
 /// Whatever stands in a file, the answer is a list of mistakes, and never a panic.
@@ -571,12 +488,7 @@ fn hostile_files_are_refused() {
         ("b.yaml", format!("a: {}", "{a: ".repeat(deep))),
         ("b.yaml", "- ".repeat(deep)),
         ("b.yaml", "- &a ".repeat(deep)),
-        (
-            "b.yaml",
-            (0..deep)
-                .map(|level| format!("{}a:\n", " ".repeat(level % 3_000)))
-                .collect(),
-        ),
+        ("b.yaml", (0..deep).map(|level| format!("{}a:\n", " ".repeat(level % 3_000))).collect()),
         ("b.yaml", "a: &a [*a]".to_owned()),
         ("b.yaml", "a: &a [x, x]\nb: &b [*a, *a]\n".to_owned()),
         ("b.yaml", "a: &a x\n{\"b\":*a}\n".to_owned()),
@@ -590,10 +502,7 @@ fn hostile_files_are_refused() {
     ];
     for (name, text) in hostile {
         let start: String = text.chars().take(20).collect();
-        assert!(
-            Files::new(&[("a.toml", BASE), (name, &text)]).load().is_err(),
-            "{name} {start}"
-        );
+        assert!(Files::new(&[("a.toml", BASE), (name, &text)]).load().is_err(), "{name} {start}");
     }
 }
 

@@ -7,13 +7,7 @@ use super::mistakes::Fault;
 use super::reader::Scalar;
 
 /// Milliseconds of each unit of time.
-const TIMES: &[(&str, u64)] = &[
-    ("ms", 1),
-    ("s", 1_000),
-    ("m", 60_000),
-    ("h", 3_600_000),
-    ("d", 86_400_000),
-];
+const TIMES: &[(&str, u64)] = &[("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000), ("d", 86_400_000)];
 
 /// Bytes of each unit of size.
 const SIZES: &[(&str, u64)] = &[("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
@@ -34,9 +28,7 @@ pub(super) fn duration_in(
         if range.contains(&wanted) {
             return Ok(wanted);
         }
-        Err(Fault::new(format!(
-            "must lie between \"{shortest}\" and \"{longest}\""
-        )))
+        Err(Fault::new(format!("must lie between \"{shortest}\" and \"{longest}\"")))
     }
 }
 
@@ -56,9 +48,10 @@ pub(super) fn whole(value: Scalar<'_>) -> Result<u64, Fault> {
         Scalar::Text(text) if text.parse::<i128>().is_ok() => {
             return Err(Fault::new("expected a whole number").hint("remove the quotes"));
         }
-        Scalar::Text(_) | Scalar::Fraction | Scalar::Flag(_) => {
-            return Err(Fault::new("expected a whole number"));
+        Scalar::Fraction(number) => {
+            return Err(Fault::new(format!("expected a whole number, and is {number}")));
         }
+        Scalar::Text(_) | Scalar::Flag(_) => return Err(Fault::new("expected a whole number")),
     };
     if number < 0 {
         return Err(negative(number));
@@ -96,14 +89,12 @@ fn with_unit(value: Scalar<'_>, what: &str, units: &[(&str, u64)], usual: &str) 
         Scalar::Text(text) | Scalar::Bare(text) => text,
         Scalar::Whole(number) if number >= 0 => return Err(unit_missing(what, number, usual)),
         Scalar::Whole(number) => return Err(negative(number)),
-        Scalar::Fraction | Scalar::Flag(_) => return Err(not_this(what, units)),
+        Scalar::Fraction(_) | Scalar::Flag(_) => return Err(not_this(what, units)),
     };
     if text.starts_with('-') {
         return Err(negative(text));
     }
-    let digits_end = text
-        .find(|letter: char| !letter.is_ascii_digit())
-        .unwrap_or(text.len());
+    let digits_end = text.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(text.len());
     let (digits, unit) = text.split_at(digits_end);
     if digits.is_empty() {
         return Err(not_this(what, units));
@@ -115,9 +106,7 @@ fn with_unit(value: Scalar<'_>, what: &str, units: &[(&str, u64)], usual: &str) 
         return Err(not_this(what, units));
     };
     let amount = digits.parse::<u64>().ok();
-    amount
-        .and_then(|amount| amount.checked_mul(*factor))
-        .ok_or_else(|| Fault::new("is too large"))
+    amount.and_then(|amount| amount.checked_mul(*factor)).ok_or_else(|| Fault::new("is too large"))
 }
 
 fn unit_missing(what: &str, number: impl std::fmt::Display, usual: &str) -> Fault {
@@ -146,9 +135,8 @@ mod tests {
         assert_eq!(read("1m"), Ok(Duration::from_secs(60)));
         assert_eq!(read("2h"), Ok(Duration::from_secs(7_200)));
         assert_eq!(read("400d"), Ok(Duration::from_secs(400 * 86_400)));
-        for wrong in [
-            "", "s", "1", "1.5s", "1 s", "1S", "1h30m", "-5s", "+5s", "٣s", "inf", "1e3s", "1month",
-        ] {
+        for wrong in ["", "s", "1", "1.5s", "1 s", "1S", "1h30m", "-5s", "+5s", "٣s", "inf", "1e3s", "1month"]
+        {
             assert!(read(wrong).is_err(), "{wrong}");
         }
         assert_eq!(read("99999999999999999999s"), Err(Fault::new("is too large")));
@@ -179,22 +167,12 @@ mod tests {
         assert_eq!(whole(Scalar::Whole(4_294_967_297)), Ok(4_294_967_297));
         assert_eq!(whole(Scalar::Whole(u64::MAX.into())), Ok(u64::MAX));
         assert_eq!(whole(Scalar::Bare("18446744073709551615")), Ok(u64::MAX));
-        for wrong in [
-            "",
-            "-1",
-            "1e5",
-            "0x1F",
-            "inf",
-            "nan",
-            ".inf",
-            "1e-9",
-            "1_000",
-            "18446744073709551616",
-        ] {
+        for wrong in ["", "-1", "1e5", "0x1F", "inf", "nan", ".inf", "1e-9", "1_000", "18446744073709551616"]
+        {
             assert!(whole(Scalar::Bare(wrong)).is_err(), "{wrong}");
         }
         assert!(whole(Scalar::Text("5")).is_err());
         assert!(whole(Scalar::Whole(-1)).is_err());
-        assert!(whole(Scalar::Fraction).is_err());
+        assert!(whole(Scalar::Fraction(0.5)).is_err());
     }
 }

@@ -21,7 +21,7 @@ pub(super) fn text(value: Scalar<'_>) -> Result<String, Fault> {
     match value {
         Scalar::Text("") | Scalar::Bare("") => Err(Fault::new("must not be empty")),
         Scalar::Text(text) | Scalar::Bare(text) => Ok(text.to_owned()),
-        Scalar::Whole(_) | Scalar::Fraction | Scalar::Flag(_) => {
+        Scalar::Whole(_) | Scalar::Fraction(_) | Scalar::Flag(_) => {
             Err(Fault::new("expected a string").hint("put it in quotes"))
         }
     }
@@ -34,7 +34,7 @@ pub(super) fn flag(value: Scalar<'_>) -> Result<bool, Fault> {
         Scalar::Bare("true") => Ok(true),
         Scalar::Bare("false") => Ok(false),
         Scalar::Text("true" | "false") => Err(Fault::new("expected true or false").hint("remove the quotes")),
-        Scalar::Text(_) | Scalar::Bare(_) | Scalar::Whole(_) | Scalar::Fraction => {
+        Scalar::Text(_) | Scalar::Bare(_) | Scalar::Whole(_) | Scalar::Fraction(_) => {
             Err(Fault::new("expected true or false"))
         }
     }
@@ -159,9 +159,7 @@ pub(super) fn network(value: Scalar<'_>) -> Result<IpNet, Fault> {
 pub(super) fn target(value: Scalar<'_>) -> Result<Url, Fault> {
     let written = text(value)?;
     // `Url` repairs a missing slash, a backslash, blanks and more; what was written is what is meant, or it is refused.
-    let plain = written
-        .bytes()
-        .all(|byte| byte.is_ascii_graphic() && byte != b'\\');
+    let plain = written.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'\\');
     if !plain || !(written.starts_with("http://") || written.starts_with("https://")) {
         return Err(not_a_target("must start with \"http://\" or \"https://\""));
     }
@@ -170,9 +168,7 @@ pub(super) fn target(value: Scalar<'_>) -> Result<Url, Fault> {
         return Err(not_a_target("must not hold a user or password"));
     }
     if url.path() != "/" || url.query().is_some() || url.fragment().is_some() {
-        return Err(not_a_target(
-            "must end after the host and port: the path is that of the request",
-        ));
+        return Err(not_a_target("must end after the host and port: the path is that of the request"));
     }
     if url.port() == Some(0) {
         return Err(not_a_target("has no port that can be called"));
@@ -187,10 +183,7 @@ fn not_a_target(problem: &str) -> Fault {
 /// The URL of a Redis node. It may hold a password, so nothing of it is ever repeated.
 pub(super) fn redis_url(value: Scalar<'_>) -> Result<SecretString, Fault> {
     let written = SecretString::from(text(value)?);
-    let plain = written
-        .expose_secret()
-        .bytes()
-        .all(|byte| byte.is_ascii_graphic());
+    let plain = written.expose_secret().bytes().all(|byte| byte.is_ascii_graphic());
     let parsed = Url::parse(written.expose_secret()).ok();
     let fits = parsed.is_some_and(|url| {
         ["redis", "rediss"].contains(&url.scheme())
@@ -245,10 +238,7 @@ mod tests {
         for good in ["free", "Free_2", "v1.2-beta", &"x".repeat(64)] {
             assert_eq!(name(Scalar::Text(good)), Ok(good.to_owned()));
         }
-        refused(
-            name,
-            &["", "a:b", "a{b}", "a b", "ä", "a/b", "a\n", &"x".repeat(65)],
-        );
+        refused(name, &["", "a:b", "a{b}", "a b", "ä", "a/b", "a\n", &"x".repeat(65)]);
     }
 
     #[test]
@@ -256,7 +246,7 @@ mod tests {
         let quotes = || Fault::new("expected a string").hint("put it in quotes");
         assert_eq!(text(Scalar::Whole(123_456)), Err(quotes()));
         assert_eq!(text(Scalar::Flag(true)), Err(quotes()));
-        assert_eq!(text(Scalar::Fraction), Err(quotes()));
+        assert_eq!(text(Scalar::Fraction(0.5)), Err(quotes()));
         assert_eq!(text(Scalar::Bare("00123456")), Ok("00123456".to_owned()));
         assert!(flag(Scalar::Text("true")).is_err());
         assert!(flag(Scalar::Bare("yes")).is_err());
@@ -322,17 +312,7 @@ mod tests {
         for good in ["10.0.0.0/8", "192.0.2.1", "2001:db8::/32", "::1"] {
             assert!(network(Scalar::Text(good)).is_ok(), "{good}");
         }
-        refused(
-            network,
-            &[
-                "",
-                "10.0.0.1/8",
-                "0.0.0.0/0",
-                "::/0",
-                "10.0.0.0/33",
-                "proxy.example",
-            ],
-        );
+        refused(network, &["", "10.0.0.1/8", "0.0.0.0/0", "::/0", "10.0.0.0/33", "proxy.example"]);
     }
 
     #[test]
@@ -340,16 +320,7 @@ mod tests {
         let digits = "0aF".repeat(21) + "1";
         let bytes = hash(Scalar::Text(&format!("sha256:{digits}"))).unwrap();
         assert_eq!(bytes[..3], [0x0a, 0xf0, 0xaf]);
-        refused(
-            hash,
-            &[
-                "",
-                &digits,
-                "sha256:",
-                "md5:00",
-                &format!("sha256:+{}", &digits[1..]),
-            ],
-        );
+        refused(hash, &["", &digits, "sha256:", "md5:00", &format!("sha256:+{}", &digits[1..])]);
         let fault = hash(Scalar::Text("a_key_that_was_pasted")).unwrap_err();
         assert!(!format!("{fault:?}").contains("pasted"));
     }

@@ -93,12 +93,7 @@ impl KeyEntry {
     #[must_use]
     pub fn new(id: Arc<str>, account: Arc<str>, plan: Arc<str>) -> Self {
         let caller_id = caller::account_id(&account);
-        Self {
-            id,
-            account,
-            plan,
-            caller_id,
-        }
+        Self { id, account, plan, caller_id }
     }
 
     /// Who calls with this key: its account, so that all keys of an account share its counters.
@@ -159,10 +154,7 @@ impl KeyTable {
 /// Says how many keys there are, and nothing that could be searched for in a list of leaked ones.
 impl std::fmt::Debug for KeyTable {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter
-            .debug_struct("KeyTable")
-            .field("keys", &self.len())
-            .finish()
+        formatter.debug_struct("KeyTable").field("keys", &self.len()).finish()
     }
 }
 
@@ -192,16 +184,8 @@ mod tests {
         check(&source, &[("x-api-key", b" \tk 1, k 2\t ")], &[b"k 1, k 2"]);
         check(&source, &[("x-api-key", b"")], &[b""]);
         check(&source, &[("x-api-key", b"  \t")], &[b""]);
-        check(
-            &source,
-            &[("x-api-key", b"\xff\xfe*?[%0d%0a")],
-            &[b"\xff\xfe*?[%0d%0a"],
-        );
-        check(
-            &source,
-            &[("x-api-key", b"a"), ("x-api-key", b"b")],
-            &[b"a", b"b"],
-        );
+        check(&source, &[("x-api-key", b"\xff\xfe*?[%0d%0a")], &[b"\xff\xfe*?[%0d%0a"]);
+        check(&source, &[("x-api-key", b"a"), ("x-api-key", b"b")], &[b"a", b"b"]);
     }
 
     /// ID-7: the letter case of the scheme does not matter, that of the key does.
@@ -227,13 +211,7 @@ mod tests {
         headers.append(header::AUTHORIZATION, HeaderValue::from_static("Basic dTpw"));
         headers.append(header::AUTHORIZATION, HeaderValue::from_static("Bearer k"));
         let presented: Vec<_> = CredentialSource::KeyBearer.read(&headers).collect();
-        assert_eq!(
-            presented,
-            [Presented {
-                value: b"k",
-                repeated: true
-            }]
-        );
+        assert_eq!(presented, [Presented { value: b"k", repeated: true }]);
     }
 
     fn entry(id: &str) -> KeyEntry {
@@ -251,10 +229,7 @@ mod tests {
         for wrong in ["", "k-free-", "K-FREE-1", "k-free-1 ", "k-free-11"] {
             assert_eq!(keys.find(wrong.as_bytes()), None);
         }
-        assert_eq!(
-            keys.insert(Sha256::digest("k-free-2").into(), entry("again")),
-            Some(entry("two"))
-        );
+        assert_eq!(keys.insert(Sha256::digest("k-free-2").into(), entry("again")), Some(entry("two")));
         assert_eq!(keys.len(), 2);
     }
 
@@ -273,11 +248,7 @@ mod tests {
 
     #[test]
     fn keys_of_one_account_are_one_caller() {
-        let expected = Caller {
-            id: "acct.acme".into(),
-            account: Some("acme".into()),
-            plan: "free".into(),
-        };
+        let expected = Caller { id: "acct.acme".into(), account: Some("acme".into()), plan: "free".into() };
         assert_eq!(entry("one").caller(), expected);
         assert_eq!(entry("two").caller(), expected);
     }

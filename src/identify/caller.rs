@@ -92,10 +92,7 @@ mod tests {
             assert_eq!(&*account_id(account), id);
         }
         assert_eq!(&*network_id("203.0.113.9"), "net.203.0.113.9");
-        assert_eq!(
-            &*network_id("2001:db8:0:1::/64"),
-            "net.2001%3Adb8%3A0%3A1%3A%3A%2F64"
-        );
+        assert_eq!(&*network_id("2001:db8:0:1::/64"), "net.2001%3Adb8%3A0%3A1%3A%3A%2F64");
     }
 
     /// ID-3: joined with a separator that may also be in a name, different pairs gave one key.

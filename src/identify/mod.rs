@@ -65,12 +65,7 @@ impl Identity {
         anonymous: Option<Arc<str>>,
         addresses: ClientAddresses,
     ) -> Self {
-        Self {
-            keys,
-            credentials,
-            anonymous,
-            addresses,
-        }
+        Self { keys, credentials, anonymous, addresses }
     }
 
     /// Who calls, and the header fields that said so.
@@ -110,10 +105,7 @@ impl Identity {
                 if first.value != presented.value {
                     return Err(IdentifyError::Conflict);
                 }
-                only = Some(Presented {
-                    repeated: first.repeated || presented.repeated,
-                    ..first
-                });
+                only = Some(Presented { repeated: first.repeated || presented.repeated, ..first });
                 if !carried_by.contains(source.header()) {
                     carried_by.push(source.header().clone());
                 }
@@ -134,11 +126,7 @@ impl Identity {
     fn unknown(&self, inbound: &Inbound<'_>) -> Result<Caller, IdentifyError> {
         let plan = self.anonymous.as_ref().ok_or(IdentifyError::Missing)?;
         let network = self.addresses.network(self.client_address(inbound));
-        Ok(Caller {
-            id: network_id(&network),
-            account: None,
-            plan: Arc::clone(plan),
-        })
+        Ok(Caller { id: network_id(&network), account: None, plan: Arc::clone(plan) })
     }
 }
 
@@ -178,10 +166,7 @@ mod tests {
                 CredentialSource::KeyBearer,
             ],
             anonymous.map(Arc::from),
-            ClientAddresses {
-                trusted_proxies: vec!["127.0.0.1/32".parse().unwrap()],
-                ipv6_prefix: 64,
-            },
+            ClientAddresses { trusted_proxies: vec!["127.0.0.1/32".parse().unwrap()], ipv6_prefix: 64 },
         )
     }
 
@@ -214,11 +199,7 @@ mod tests {
     fn check(lines: &[Line<'_>], expected: Result<&str, IdentifyError>) {
         for anonymous in [None, Some("anonymous")] {
             let answer = identify(&identity(anonymous), "203.0.113.1", lines);
-            assert_eq!(
-                answer.as_deref().map_err(|&error| error),
-                expected,
-                "{lines:?} {anonymous:?}"
-            );
+            assert_eq!(answer.as_deref().map_err(|&error| error), expected, "{lines:?} {anonymous:?}");
         }
     }
 
@@ -235,24 +216,13 @@ mod tests {
             ("203.0.113.1", "198.51.100.7", "net.203.0.113.1 anonymous"),
             ("203.0.113.2", "198.51.100.7", "net.203.0.113.2 anonymous"),
             ("127.0.0.1", "198.51.100.7", "net.198.51.100.7 anonymous"),
-            (
-                "::ffff:127.0.0.1",
-                "2001:db8::7",
-                "net.2001%3Adb8%3A%3A%2F64 anonymous",
-            ),
-            (
-                "2001:db8:0:1::5",
-                "",
-                "net.2001%3Adb8%3A0%3A1%3A%3A%2F64 anonymous",
-            ),
+            ("::ffff:127.0.0.1", "2001:db8::7", "net.2001%3Adb8%3A%3A%2F64 anonymous"),
+            ("2001:db8:0:1::5", "", "net.2001%3Adb8%3A0%3A1%3A%3A%2F64 anonymous"),
         ] {
             let answer = identify(&open, peer, &[("x-forwarded-for", forwarded.as_bytes())]);
             assert_eq!(answer.as_deref(), Ok(expected));
         }
-        assert_eq!(
-            identify(&identity(None), "203.0.113.1", &[]),
-            Err(IdentifyError::Missing)
-        );
+        assert_eq!(identify(&identity(None), "203.0.113.1", &[]), Err(IdentifyError::Missing));
     }
 
     #[test]
@@ -274,34 +244,17 @@ mod tests {
             check(&[blank], UNUSABLE);
         }
         check(&[("x-api-key", b""), ("authorization", b"Bearer")], UNUSABLE);
-        check(
-            &[("x-api-key", b""), ("authorization", b"Bearer k-free-1")],
-            CONFLICT,
-        );
-        check(
-            &[("x-api-key", b"k-free-1"), ("authorization", b"Bearer ")],
-            CONFLICT,
-        );
+        check(&[("x-api-key", b""), ("authorization", b"Bearer k-free-1")], CONFLICT);
+        check(&[("x-api-key", b"k-free-1"), ("authorization", b"Bearer ")], CONFLICT);
     }
 
     /// ID-5: bytes outside ASCII hit an unwrap.
     #[test]
     fn credentials_are_opaque_bytes() {
         check(&[("x-api-key", b"\xff\xfe")], Ok("acct.bytes free -x-api-key"));
-        for unknown in [
-            b"\xfe\xff".as_slice(),
-            b"*",
-            b"?",
-            b"[",
-            b"%0d%0a",
-            b"a\tb",
-            b"k-free-1,k-free-1",
-        ] {
+        for unknown in [b"\xfe\xff".as_slice(), b"*", b"?", b"[", b"%0d%0a", b"a\tb", b"k-free-1,k-free-1"] {
             check(&[("x-api-key", unknown)], UNUSABLE);
-            check(
-                &[("authorization", &[b"Bearer ".as_slice(), unknown].concat())],
-                UNUSABLE,
-            );
+            check(&[("authorization", &[b"Bearer ".as_slice(), unknown].concat())], UNUSABLE);
         }
     }
 
@@ -317,10 +270,7 @@ mod tests {
     #[test]
     fn a_credential_has_an_end() {
         let longest = LONGEST.repeat(MAX_CREDENTIAL).into_bytes();
-        check(
-            &[("x-api-key", &longest[..MAX_CREDENTIAL])],
-            Ok("acct.long pro -x-api-key"),
-        );
+        check(&[("x-api-key", &longest[..MAX_CREDENTIAL])], Ok("acct.long pro -x-api-key"));
         check(&[("x-api-key", &longest[..=MAX_CREDENTIAL])], UNUSABLE);
     }
 
@@ -328,21 +278,9 @@ mod tests {
     fn two_credentials_must_be_the_same() {
         let (free, pro) = (b"k-free-1".as_slice(), b"k-pro-1".as_slice());
         check(&[("x-api-key", free), ("x-api-key", pro)], CONFLICT);
-        check(
-            &[("x-api-key", free), ("authorization", b"Bearer k-pro-1")],
-            CONFLICT,
-        );
-        check(
-            &[
-                ("authorization", b"Bearer k-free-1"),
-                ("authorization", b"Bearer k-pro-1"),
-            ],
-            CONFLICT,
-        );
-        check(
-            &[("x-api-key", b"wrong"), ("authorization", b"Bearer k-pro-1")],
-            CONFLICT,
-        );
+        check(&[("x-api-key", free), ("authorization", b"Bearer k-pro-1")], CONFLICT);
+        check(&[("authorization", b"Bearer k-free-1"), ("authorization", b"Bearer k-pro-1")], CONFLICT);
+        check(&[("x-api-key", b"wrong"), ("authorization", b"Bearer k-pro-1")], CONFLICT);
         // Some clients send one key in both places: both are kept from the upstream.
         check(
             &[("authorization", b"Bearer k-free-1"), ("x-api-key", free)],
@@ -350,27 +288,15 @@ mod tests {
         );
         // One field twice is malformed, even with one value.
         check(&[("x-api-key", free), ("x-api-key", free)], UNUSABLE);
-        check(
-            &[
-                ("authorization", b"Basic dTpw"),
-                ("authorization", b"Bearer k-free-1"),
-            ],
-            UNUSABLE,
-        );
+        check(&[("authorization", b"Basic dTpw"), ("authorization", b"Bearer k-free-1")], UNUSABLE);
     }
 
     #[test]
     fn another_scheme_is_left_for_the_upstream() {
         let open = identity(Some("anonymous"));
         let basic: Line<'_> = ("authorization", b"Basic dTpw");
-        assert_eq!(
-            identify(&open, "203.0.113.1", &[basic]).as_deref(),
-            Ok("net.203.0.113.1 anonymous")
-        );
-        assert_eq!(
-            identify(&identity(None), "203.0.113.1", &[basic]),
-            Err(IdentifyError::Missing)
-        );
+        assert_eq!(identify(&open, "203.0.113.1", &[basic]).as_deref(), Ok("net.203.0.113.1 anonymous"));
+        assert_eq!(identify(&identity(None), "203.0.113.1", &[basic]), Err(IdentifyError::Missing));
         check(&[("x-api-key", b"k-free-1"), basic], FREE);
     }
 
@@ -379,10 +305,7 @@ mod tests {
         let mut closed = identity(Some("anonymous"));
         closed.credentials.clear();
         let lines: [Line<'_>; 2] = [("x-api-key", b"k-free-1"), ("authorization", b"Bearer k-free-1")];
-        assert_eq!(
-            identify(&closed, "203.0.113.1", &lines).as_deref(),
-            Ok("net.203.0.113.1 anonymous")
-        );
+        assert_eq!(identify(&closed, "203.0.113.1", &lines).as_deref(), Ok("net.203.0.113.1 anonymous"));
     }
 
     proptest! {

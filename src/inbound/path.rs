@@ -222,10 +222,7 @@ impl Escape {
         let (Some(first), Some(second)) = (digit(high), digit(low)) else {
             return Err(PathError::BadEscape);
         };
-        Ok(Self {
-            byte: first << 4 | second,
-            digits: [high, low],
-        })
+        Ok(Self { byte: first << 4 | second, digits: [high, low] })
     }
 }
 
@@ -248,11 +245,7 @@ struct Rewriter<'a> {
 
 impl<'a> Rewriter<'a> {
     fn new(raw: &'a str) -> Self {
-        Self {
-            raw,
-            copied: 0,
-            changed: String::new(),
-        }
+        Self { raw, copied: 0, changed: String::new() }
     }
 
     /// Puts the escape at `at` into its normal form. Everything in front of it is known to be ASCII.
@@ -291,10 +284,7 @@ fn is_unreserved(byte: u8) -> bool {
 
 /// What else RFC 3986 section 3.3 allows raw in a segment: sub-delims, `:` and `@`.
 fn is_reserved_in_path(byte: u8) -> bool {
-    matches!(
-        byte,
-        b'!' | b'$' | b'&' | b'\'' | b'(' | b')' | b'*' | b'+' | b',' | b';' | b'=' | b':' | b'@'
-    )
+    matches!(byte, b'!' | b'$' | b'&' | b'\'' | b'(' | b')' | b'*' | b'+' | b',' | b';' | b'=' | b':' | b'@')
 }
 
 #[cfg(test)]
@@ -303,12 +293,8 @@ mod tests {
 
     use super::*;
 
-    const STRICT: PathRules = PathRules {
-        encoded_slashes: false,
-    };
-    const SLASHES: PathRules = PathRules {
-        encoded_slashes: true,
-    };
+    const STRICT: PathRules = PathRules { encoded_slashes: false };
+    const SLASHES: PathRules = PathRules { encoded_slashes: true };
 
     #[track_caller]
     fn check(raw: &str, expected: Result<&str, PathError>) {
@@ -318,18 +304,10 @@ mod tests {
     #[track_caller]
     fn check_with(rules: PathRules, raw: &str, expected: Result<&str, PathError>) {
         let parsed = CanonicalPath::parse(raw, rules);
-        assert_eq!(
-            parsed.as_ref().map(CanonicalPath::as_str).map_err(|&error| error),
-            expected,
-            "{raw:?}"
-        );
+        assert_eq!(parsed.as_ref().map(CanonicalPath::as_str).map_err(|&error| error), expected, "{raw:?}");
         if let Ok(CanonicalPath(text)) = parsed {
             let borrowed = matches!(text, Cow::Borrowed(_));
-            assert_eq!(
-                borrowed,
-                text == raw,
-                "{raw:?} is copied if and only if it changes"
-            );
+            assert_eq!(borrowed, text == raw, "{raw:?} is copied if and only if it changes");
         }
     }
 
@@ -359,10 +337,7 @@ mod tests {
         check("/%2541/%252e%252e/x", Ok("/%2541/%252e%252e/x"));
         check("/%c3%41%c3/tail", Ok("/%C3A%C3/tail"));
         // FWD-6, with the slash left out.
-        check(
-            "/v1/ab%3Fc%2Cd%40e%25f/%7Eu/x%20y/@:!$",
-            Ok("/v1/ab%3Fc%2Cd%40e%25f/~u/x%20y/@:!$"),
-        );
+        check("/v1/ab%3Fc%2Cd%40e%25f/%7Eu/x%20y/@:!$", Ok("/v1/ab%3Fc%2Cd%40e%25f/~u/x%20y/@:!$"));
     }
 
     /// PATH-1: each spelling of a path would have had a budget of its own.
@@ -406,19 +381,11 @@ mod tests {
         check("/a\\b", Err(PathError::Backslash));
         check_with(SLASHES, "/a\\b", Err(PathError::Backslash));
         check_with(SLASHES, "/a%2fb%5c", Ok("/a%2Fb%5C"));
-        check_with(
-            SLASHES,
-            "/fetch/http:%2F%2Fhost%2F",
-            Ok("/fetch/http:%2F%2Fhost%2F"),
-        );
+        check_with(SLASHES, "/fetch/http:%2F%2Fhost%2F", Ok("/fetch/http:%2F%2Fhost%2F"));
         check_with(SLASHES, "/%2F/x", Ok("/%2F/x"));
-        for path in [
-            "/public/..%2Fadmin",
-            "/public%2F..%2Fadmin",
-            "/public%2f%2e%2e/x",
-            "/a%5c..",
-            "/a%2F./b",
-        ] {
+        for path in
+            ["/public/..%2Fadmin", "/public%2F..%2Fadmin", "/public%2f%2e%2e/x", "/a%5c..", "/a%2F./b"]
+        {
             check_with(SLASHES, path, Err(PathError::DotSegment));
         }
     }
@@ -442,9 +409,7 @@ mod tests {
 
     #[test]
     fn malformed_escapes_are_refused() {
-        for path in [
-            "/%", "/%4", "/%zz", "/%4g", "/%g4", "/a%/b", "/%%41", "/%é", "/%+1",
-        ] {
+        for path in ["/%", "/%4", "/%zz", "/%4g", "/%g4", "/a%/b", "/%%41", "/%é", "/%+1"] {
             check(path, Err(PathError::BadEscape));
         }
     }
@@ -454,10 +419,7 @@ mod tests {
         for path in ["", "*", "v1", "http://host/", "?x", "%2Fv1"] {
             check(path, Err(PathError::NotAbsolute));
         }
-        check(
-            &format!("/{}", "a".repeat(MAX_PATH - 1)),
-            Ok(&format!("/{}", "a".repeat(MAX_PATH - 1))),
-        );
+        check(&format!("/{}", "a".repeat(MAX_PATH - 1)), Ok(&format!("/{}", "a".repeat(MAX_PATH - 1))));
         check(&format!("/{}", "a".repeat(MAX_PATH)), Err(PathError::TooLong));
     }
 

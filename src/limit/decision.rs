@@ -50,26 +50,19 @@ impl Decision {
 
     /// The indexes of the limits that refuse.
     pub fn refusing(&self) -> impl Iterator<Item = usize> + '_ {
-        self.states
-            .iter()
-            .enumerate()
-            .filter(|(_, state)| state.wait != Some(0))
-            .map(|(index, _)| index)
+        self.states.iter().enumerate().filter(|(_, state)| state.wait != Some(0)).map(|(index, _)| index)
     }
 
     /// The limit with the longest wait: the one to name when only one can be named.
     #[must_use]
     pub fn binding(&self) -> Option<usize> {
-        self.refusing()
-            .max_by_key(|&index| self.states[index].wait.unwrap_or(Micros::MAX))
+        self.refusing().max_by_key(|&index| self.states[index].wait.unwrap_or(Micros::MAX))
     }
 
     /// Microseconds until the request would pass if nothing else is admitted meanwhile: the longest wait of all
     /// limits. `None`: it never will.
     #[must_use]
     pub fn wait(&self) -> Option<Micros> {
-        self.states
-            .iter()
-            .try_fold(0, |longest, state| state.wait.map(|wait| wait.max(longest)))
+        self.states.iter().try_fold(0, |longest, state| state.wait.map(|wait| wait.max(longest)))
     }
 }

@@ -43,19 +43,10 @@ pub fn policy(rules: &[Rule]) -> String {
 /// when nothing is used.
 #[must_use]
 pub fn state(rules: &[Rule], decision: &Decision) -> String {
-    list(
-        rules.iter().zip(&decision.states),
-        |text, (rule, state)| match state.next {
-            0 => write!(text, "\"{}\";r={}", rule.name, state.remaining),
-            next => write!(
-                text,
-                "\"{}\";r={};t={}",
-                rule.name,
-                state.remaining,
-                seconds(next)
-            ),
-        },
-    )
+    list(rules.iter().zip(&decision.states), |text, (rule, state)| match state.next {
+        0 => write!(text, "\"{}\";r={}", rule.name, state.remaining),
+        next => write!(text, "\"{}\";r={};t={}", rule.name, state.remaining, seconds(next)),
+    })
 }
 
 /// The one limit that the older header fields can tell about.
@@ -76,11 +67,7 @@ pub fn tightest(rules: &[Rule], decision: &Decision) -> Option<Tightest> {
     let index = decision.binding().or_else(least)?;
     let Standing { remaining, next, .. } = decision.states[index];
     let (limit, _) = quota(&rules.get(index)?.algorithm);
-    Some(Tightest {
-        limit,
-        remaining,
-        reset: seconds(next),
-    })
+    Some(Tightest { limit, remaining, reset: seconds(next) })
 }
 
 /// `Retry-After`: whole seconds, never too early and never 0.
@@ -138,51 +125,27 @@ mod tests {
     }
 
     fn decision(states: &[(Option<Micros>, u64, Micros)]) -> Decision {
-        let states = states.iter().map(|&(wait, remaining, next)| Standing {
-            wait,
-            remaining,
-            next,
-        });
+        let states = states.iter().map(|&(wait, remaining, next)| Standing { wait, remaining, next });
         Decision::from_states(states.collect())
     }
 
     #[test]
     fn the_policy_names_every_limit() {
-        assert_eq!(
-            policy(&rules()),
-            r#""burst";q=10;w=1, "minute";q=300;w=60, "odd";q=300"#
-        );
+        assert_eq!(policy(&rules()), r#""burst";q=10;w=1, "minute";q=300;w=60, "odd";q=300"#);
     }
 
     #[test]
     fn the_state_rounds_seconds_up_and_omits_what_is_full() {
         let decision = decision(&[(Some(0), 9, 1), (Some(0), 299, 59_000_001), (Some(0), 300, 0)]);
-        assert_eq!(
-            state(&rules(), &decision),
-            r#""burst";r=9;t=1, "minute";r=299;t=60, "odd";r=300"#
-        );
+        assert_eq!(state(&rules(), &decision), r#""burst";r=9;t=1, "minute";r=299;t=60, "odd";r=300"#);
     }
 
     #[test]
     fn the_older_fields_tell_about_the_limit_that_refuses() {
         let refused = decision(&[(Some(0), 1, 5), (Some(2_500_000), 7, 2_500_000), (Some(0), 0, 9)]);
-        assert_eq!(
-            tightest(&rules(), &refused),
-            Some(Tightest {
-                limit: 300,
-                remaining: 7,
-                reset: 3
-            })
-        );
+        assert_eq!(tightest(&rules(), &refused), Some(Tightest { limit: 300, remaining: 7, reset: 3 }));
         let allowed = decision(&[(Some(0), 1, 5), (Some(0), 7, 1), (Some(0), 2, 9)]);
-        assert_eq!(
-            tightest(&rules(), &allowed),
-            Some(Tightest {
-                limit: 10,
-                remaining: 1,
-                reset: 1
-            })
-        );
+        assert_eq!(tightest(&rules(), &allowed), Some(Tightest { limit: 10, remaining: 1, reset: 1 }));
         assert_eq!(tightest(&[], &decision(&[])), None);
     }
 

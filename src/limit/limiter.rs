@@ -25,9 +25,7 @@ pub struct Pass {
 
 impl Pass {
     pub(crate) fn granted() -> Self {
-        Self {
-            _only_the_limiter_makes_one: (),
-        }
+        Self { _only_the_limiter_makes_one: () }
     }
 }
 
@@ -38,13 +36,15 @@ pub struct Ruling {
     pub decision: Option<Decision>,
     /// Who decided.
     pub source: Source,
-    /// The question to Redis; `None` when it was not asked.
+    /// The question to the configured store; `None` when there was nothing to ask.
     pub asked: Option<Asked>,
 }
 
-/// One question to Redis.
+/// One question to the configured store.
 #[derive(Debug)]
 pub struct Asked {
+    /// Which store, as in `store.kind`.
+    pub store: &'static str,
     /// How long it took.
     pub took: Duration,
     /// How it failed; `None` if it did not.
@@ -61,10 +61,7 @@ impl Limiter {
     /// A limiter on Redis, with `memory` to count in while Redis cannot.
     #[must_use]
     pub fn on_redis(redis: Guarded, memory: Arc<MemoryStore>) -> Self {
-        Self {
-            memory,
-            redis: Some(redis),
-        }
+        Self { memory, redis: Some(redis) }
     }
 
     /// Charges every limit of the request, or none. Without a [`Pass`] a limit refuses, as the decision says; or, where
@@ -73,22 +70,21 @@ impl Limiter {
         if charge.rules.is_empty() {
             return (uncounted(None), Some(Pass::granted()));
         }
-        let Some(redis) = &self.redis else {
-            return counted(self.memory.decide_now(charge), Source::Store, None);
-        };
         let started = clock::instant();
+        let Some(redis) = &self.redis else {
+            let decision = self.memory.decide_now(charge);
+            let asked = Asked { store: "memory", took: started.elapsed(), error: None };
+            return counted(decision, Source::Store, Some(asked));
+        };
         let answer = redis.decide(charge).await;
         let took = started.elapsed();
         match answer {
-            Ok(decision) => counted(decision, Source::Store, Some(Asked { took, error: None })),
-            Err(error) => self.without_store(
-                charge,
-                on_failure,
-                Asked {
-                    took,
-                    error: Some(error),
-                },
-            ),
+            Ok(decision) => {
+                counted(decision, Source::Store, Some(Asked { store: "redis", took, error: None }))
+            }
+            Err(error) => {
+                self.without_store(charge, on_failure, Asked { store: "redis", took, error: Some(error) })
+            }
         }
     }
 
@@ -108,20 +104,9 @@ impl Limiter {
 
 fn counted(decision: Decision, source: Source, asked: Option<Asked>) -> (Ruling, Option<Pass>) {
     let pass = decision.allowed.then(Pass::granted);
-    (
-        Ruling {
-            decision: Some(decision),
-            source,
-            asked,
-        },
-        pass,
-    )
+    (Ruling { decision: Some(decision), source, asked }, pass)
 }
 
 fn uncounted(asked: Option<Asked>) -> Ruling {
-    Ruling {
-        decision: None,
-        source: Source::None,
-        asked,
-    }
+    Ruling { decision: None, source: Source::None, asked }
 }

@@ -37,12 +37,7 @@ impl Rule {
             Scope::Plan => format!("plan:{name}"),
             Scope::Route(route) => format!("route.{route}:{name}"),
         };
-        Self {
-            name: name.into(),
-            scope,
-            algorithm,
-            key: key.into(),
-        }
+        Self { name: name.into(), scope, algorithm, key: key.into() }
     }
 
     /// What the limit allows, for people: `20 in any 1 min`.
@@ -51,12 +46,7 @@ impl Rule {
         match &self.algorithm {
             Algorithm::SlidingWindow(window) => format!("{} in any {}", window.limit(), span(window.per())),
             Algorithm::TokenBucket(bucket) => {
-                format!(
-                    "{} each {}, up to {} at once",
-                    bucket.limit(),
-                    span(bucket.per()),
-                    bucket.burst()
-                )
+                format!("{} each {}, up to {} at once", bucket.limit(), span(bucket.per()), bucket.burst())
             }
         }
     }
@@ -64,18 +54,10 @@ impl Rule {
 
 /// Microseconds in the largest unit that needs no fraction.
 fn span(micros: Micros) -> String {
-    let units = [
-        (86_400_000_000, "d"),
-        (3_600_000_000, "h"),
-        (60_000_000, "min"),
-        (1_000_000, "s"),
-        (1_000, "ms"),
-    ];
+    let units =
+        [(86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "min"), (1_000_000, "s"), (1_000, "ms")];
     let unit = units.into_iter().find(|(size, _)| micros.is_multiple_of(*size));
-    unit.map_or_else(
-        || format!("{micros} us"),
-        |(size, name)| format!("{} {name}", micros / size),
-    )
+    unit.map_or_else(|| format!("{micros} us"), |(size, name)| format!("{} {name}", micros / size))
 }
 
 /// What to do when the store cannot answer in time.

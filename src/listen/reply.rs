@@ -74,9 +74,7 @@ impl Rejection {
     pub fn limited(rules: &[Rule], decision: &Decision, cost: NonZeroU64) -> Self {
         let name = |index: usize| rules.get(index).map(|rule| Box::from(&*rule.name));
         let retry_after = decision.wait().map(headers::retry_after);
-        let binding = decision
-            .binding()
-            .and_then(|index| rules.get(index).zip(decision.states.get(index)));
+        let binding = decision.binding().and_then(|index| rules.get(index).zip(decision.states.get(index)));
         let detail = binding.map_or_else(String::new, |(rule, standing)| {
             let (name, promise, left) = (&rule.name, rule.promise(), standing.remaining);
             let advice = match retry_after {
@@ -87,11 +85,7 @@ impl Rejection {
                 "Limit \"{name}\" allows {promise}; this request costs {cost}, and {left} are left. {advice}"
             )
         });
-        Self::Limited {
-            violated: decision.refusing().filter_map(name).collect(),
-            retry_after,
-            detail,
-        }
+        Self::Limited { violated: decision.refusing().filter_map(name).collect(), retry_after, detail }
     }
 
     /// The answer. `request_id` names the occurrence.
@@ -122,10 +116,7 @@ impl Rejection {
         response.insert_header((header::CONTENT_TYPE, "application/problem+json"));
         response.insert_header((header::CACHE_CONTROL, "no-store"));
         match self {
-            Self::Limited {
-                retry_after: Some(seconds),
-                ..
-            } => {
+            Self::Limited { retry_after: Some(seconds), .. } => {
                 response.insert_header((header::RETRY_AFTER, *seconds));
             }
             Self::StoreAway => {
@@ -135,10 +126,8 @@ impl Rejection {
                 response.insert_header((header::ALLOW, allow.as_str()));
             }
             Self::Identity(IdentifyError::Missing | IdentifyError::Unusable) => {
-                response.insert_header((
-                    header::WWW_AUTHENTICATE,
-                    "Bearer realm=\"api\", ApiKey realm=\"api\"",
-                ));
+                response
+                    .insert_header((header::WWW_AUTHENTICATE, "Bearer realm=\"api\", ApiKey realm=\"api\""));
             }
             _ => {}
         }

@@ -26,20 +26,13 @@ impl RequestIds {
     #[must_use]
     pub fn new() -> Self {
         // The hasher's keys are random and need no system call that could fail.
-        Self {
-            worker: RandomState::new().hash_one(()),
-            count: Cell::new(0),
-        }
+        Self { worker: RandomState::new().hash_one(()), count: Cell::new(0) }
     }
 
     /// The id of a request with these fields.
     #[must_use]
     pub fn of(&self, headers: &HeaderMap) -> HeaderValue {
-        headers
-            .get(FIELD)
-            .filter(|value| is_sane(value))
-            .cloned()
-            .unwrap_or_else(|| self.fresh())
+        headers.get(FIELD).filter(|value| is_sane(value)).cloned().unwrap_or_else(|| self.fresh())
     }
 
     fn fresh(&self) -> HeaderValue {

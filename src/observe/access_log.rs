@@ -32,14 +32,9 @@ pub struct AccessLogWriter {
 impl AccessLogWriter {
     /// A thread that writes to `output`.
     pub fn new(output: impl Write + Send + 'static) -> Self {
-        let (writer, thread) = NonBlockingBuilder::default()
-            .buffered_lines_limit(BATCHES_MAX)
-            .lossy(true)
-            .finish(output);
-        Self {
-            writer,
-            _thread: thread,
-        }
+        let (writer, thread) =
+            NonBlockingBuilder::default().buffered_lines_limit(BATCHES_MAX).lossy(true).finish(output);
+        Self { writer, _thread: thread }
     }
 
     /// One worker's end of the log.
@@ -77,7 +72,7 @@ struct Line<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     account: Option<&'a str>,
     decision: &'static str,
-    #[serde(skip_serializing_if = "str::is_empty")]
+    /// The limit that refused; empty when none did.
     limit: &'a str,
     source: &'static str,
     status: u16,
@@ -156,7 +151,7 @@ impl<'a> Line<'a> {
             duration_ms: milliseconds(exchange.took),
             overhead_ms: exchange.overhead.map(milliseconds),
             upstream_ms: exchange.upstream.map(|(_, took)| milliseconds(took)),
-            store_ms: exchange.store.map(|(took, _)| milliseconds(took)),
+            store_ms: exchange.store.map(|(_, took, _)| milliseconds(took)),
             bytes: exchange.bytes,
             complete: exchange.complete,
         }

@@ -64,10 +64,7 @@ macro_rules! declare {
         Gauge::new($name, $help)
     };
     (HistogramVec, $name:literal, $help:expr, $labels:expr, $buckets:ident) => {
-        HistogramVec::new(
-            HistogramOpts::new($name, $help).buckets($buckets.to_vec()),
-            $labels,
-        )
+        HistogramVec::new(HistogramOpts::new($name, $help).buckets($buckets.to_vec()), $labels)
     };
 }
 
@@ -107,40 +104,22 @@ impl Metrics {
 
     /// Counts one finished exchange.
     pub(super) fn count(&self, exchange: &Exchange<'_>) {
-        let Exchange {
-            route,
-            plan,
-            limit,
-            source,
-            ..
-        } = *exchange;
+        let Exchange { route, plan, limit, source, .. } = *exchange;
         if let Some(outcome) = exchange.outcome.label() {
-            self.decisions
-                .with_label_values(&[plan, route, outcome, limit, source])
-                .inc();
+            self.decisions.with_label_values(&[plan, route, outcome, limit, source]).inc();
         }
         let code = Code::new(exchange.status);
-        self.requests
-            .with_label_values(&[route, plan, exchange.method, code.as_str()])
-            .inc();
-        self.request_seconds
-            .with_label_values(&[route, plan])
-            .observe(exchange.took.as_secs_f64());
+        self.requests.with_label_values(&[route, plan, exchange.method, code.as_str()]).inc();
+        self.request_seconds.with_label_values(&[route, plan]).observe(exchange.took.as_secs_f64());
         if let Some(overhead) = exchange.overhead {
-            self.overhead_seconds
-                .with_label_values(&[route])
-                .observe(overhead.as_secs_f64());
+            self.overhead_seconds.with_label_values(&[route]).observe(overhead.as_secs_f64());
         }
         if let Some((upstream, took)) = exchange.upstream {
             let class = code.class();
-            self.upstream_seconds
-                .with_label_values(&[upstream, class])
-                .observe(took.as_secs_f64());
+            self.upstream_seconds.with_label_values(&[upstream, class]).observe(took.as_secs_f64());
         }
-        if let Some((took, result)) = exchange.store {
-            self.store_seconds
-                .with_label_values(&["redis", result.as_str()])
-                .observe(took.as_secs_f64());
+        if let Some((store, took, result)) = exchange.store {
+            self.store_seconds.with_label_values(&[store, result.as_str()]).observe(took.as_secs_f64());
         }
     }
 }

@@ -37,8 +37,8 @@ pub struct Exchange<'a> {
     pub overhead: Option<Duration>,
     /// Which backend answered, and how long its head took.
     pub upstream: Option<(&'a str, Duration)>,
-    /// How long the store was asked, and how that ended.
-    pub store: Option<(Duration, StoreResult)>,
+    /// Which store was asked, how long that took, and how it ended.
+    pub store: Option<(&'static str, Duration, StoreResult)>,
     /// Bytes of the answer's body that were handed over.
     pub bytes: u64,
     /// Whether the answer's body was handed over whole.

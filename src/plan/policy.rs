@@ -92,25 +92,10 @@ impl Policy {
             .flat_map(|plan| routes.routes().iter().map(move |route| (plan, route)))
             .map(offer)
             .collect();
-        let plans = parts
-            .plans
-            .iter()
-            .enumerate()
-            .map(|(index, plan)| (Arc::clone(&plan.name), index))
-            .collect();
-        let identity = Identity::new(
-            parts.keys,
-            parts.credentials,
-            parts.anonymous,
-            parts.client_addresses,
-        );
-        Ok(Self {
-            routes,
-            identity,
-            path_rules: parts.path_rules,
-            plans,
-            offers,
-        })
+        let plans =
+            parts.plans.iter().enumerate().map(|(index, plan)| (Arc::clone(&plan.name), index)).collect();
+        let identity = Identity::new(parts.keys, parts.credentials, parts.anonymous, parts.client_addresses);
+        Ok(Self { routes, identity, path_rules: parts.path_rules, plans, offers })
     }
 
     /// The route of a request, and its position in the table.
@@ -126,25 +111,17 @@ impl Policy {
     #[must_use]
     pub fn offer(&self, plan: &str, position: usize) -> Option<&Arc<Offer>> {
         let plan = self.plans.get(plan)?;
-        self.offers
-            .get(plan * self.routes.routes().len() + position)?
-            .as_ref()
+        self.offers.get(plan * self.routes.routes().len() + position)?.as_ref()
     }
 }
 
 fn offer(plan: &Plan, route: &Arc<Route>, fallback: OnFailure) -> Option<Arc<Offer>> {
-    if route
-        .plans
-        .as_ref()
-        .is_some_and(|plans| !plans.contains(&plan.name))
-    {
+    if route.plans.as_ref().is_some_and(|plans| !plans.contains(&plan.name)) {
         return None;
     }
     let own = plan.routes.get(&route.name).into_iter().flatten();
     let rules: Arc<[Rule]> = plan.limits.iter().chain(own).cloned().collect();
-    let policy_field = HeaderValue::from_str(&headers::policy(&rules))
-        .ok()
-        .filter(|_| !rules.is_empty());
+    let policy_field = HeaderValue::from_str(&headers::policy(&rules)).ok().filter(|_| !rules.is_empty());
     Some(Arc::new(Offer {
         plan: Arc::clone(&plan.name),
         route: Arc::clone(route),

@@ -40,15 +40,8 @@ pub struct Route {
 pub struct Methods(u8);
 
 /// The methods that can be routed, in the order in which `Allow` lists them. A method's position is its bit.
-const ROUTABLE: [Method; 7] = [
-    Method::GET,
-    Method::HEAD,
-    Method::POST,
-    Method::PUT,
-    Method::PATCH,
-    Method::DELETE,
-    Method::OPTIONS,
-];
+const ROUTABLE: [Method; 7] =
+    [Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::PATCH, Method::DELETE, Method::OPTIONS];
 
 /// Why a list of methods is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -105,11 +98,8 @@ impl Methods {
     /// The value of an `Allow` field: `GET, HEAD`.
     #[must_use]
     pub fn allow_header(self) -> String {
-        let served: Vec<&str> = ROUTABLE
-            .iter()
-            .filter(|method| self.serves(method))
-            .map(Method::as_str)
-            .collect();
+        let served: Vec<&str> =
+            ROUTABLE.iter().filter(|method| self.serves(method)).map(Method::as_str).collect();
         served.join(", ")
     }
 
@@ -182,9 +172,7 @@ impl Pattern {
             _ => from_root,
         };
         if !from_root.is_empty() {
-            without_slash
-                .split('/')
-                .try_for_each(|segment| reader.push(segment))?;
+            without_slash.split('/').try_for_each(|segment| reader.push(segment))?;
         }
         Ok(reader.finish())
     }
@@ -229,8 +217,7 @@ impl<'a> PatternReader<'a> {
             self.text.push_str(segment);
         } else {
             let literal = canonical_segment(segment)?;
-            self.segments
-                .push(PatternSegment::Literal(path::decode(&literal).into()));
+            self.segments.push(PatternSegment::Literal(path::decode(&literal).into()));
             self.text.push_str(&literal);
         }
         Ok(())
@@ -240,11 +227,7 @@ impl<'a> PatternReader<'a> {
         if self.text.is_empty() {
             self.text.push('/');
         }
-        Pattern {
-            segments: self.segments,
-            open_end: self.open_end,
-            text: self.text.into(),
-        }
+        Pattern { segments: self.segments, open_end: self.open_end, text: self.text.into() }
     }
 }
 
@@ -254,10 +237,7 @@ fn read_name<'a>(segment: &'a str, taken: &[&str]) -> Result<&'a str, PatternErr
         .strip_prefix('{')
         .and_then(|rest| rest.strip_suffix('}'))
         .filter(|name| !name.is_empty())
-        .filter(|name| {
-            name.bytes()
-                .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
-        })
+        .filter(|name| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_'))
         .ok_or(PatternError::Braces)?;
     if taken.contains(&name) {
         return Err(PatternError::NameRepeated(name.to_owned()));
@@ -274,9 +254,7 @@ fn canonical_segment(segment: &str) -> Result<String, PatternError> {
         return Err(PatternError::Star);
     }
     // Whether `%2F` may come in is decided when a request comes; a pattern may name it.
-    let rules = PathRules {
-        encoded_slashes: true,
-    };
+    let rules = PathRules { encoded_slashes: true };
     let rooted = format!("/{segment}");
     let canonical = CanonicalPath::parse(&rooted, rules)?;
     Ok(canonical.as_str()[1..].to_owned())
@@ -319,10 +297,7 @@ impl RouteTable {
     /// # Errors
     /// When two routes have patterns of the same shape (names do not matter) and a method in common.
     pub fn new(routes: Vec<Route>) -> Result<Self, Conflict> {
-        let mut table = Self {
-            routes: Vec::with_capacity(routes.len()),
-            root: Node::default(),
-        };
+        let mut table = Self { routes: Vec::with_capacity(routes.len()), root: Node::default() };
         for route in routes {
             table.insert(route)?;
         }
@@ -356,9 +331,7 @@ impl RouteTable {
             .iter()
             .copied()
             .find(|&position| self.routes[position].methods.serves(method))
-            .ok_or_else(|| Missing::Method {
-                allow: self.allow(same_pattern),
-            })
+            .ok_or_else(|| Missing::Method { allow: self.allow(same_pattern) })
     }
 
     fn insert(&mut self, route: Route) -> Result<(), Conflict> {
@@ -368,10 +341,7 @@ impl RouteTable {
             .map(|&position| &self.routes[position])
             .find(|other| other.methods.overlaps(route.methods));
         if let Some(rival) = rival {
-            return Err(Conflict {
-                first: Arc::clone(&rival.name),
-                second: route.name,
-            });
+            return Err(Conflict { first: Arc::clone(&rival.name), second: route.name });
         }
         same_pattern.push(self.routes.len());
         self.routes.push(Arc::new(route));
@@ -407,11 +377,7 @@ impl Node {
             PatternSegment::Literal(bytes) => node.literals.entry(bytes.clone()).or_default(),
             PatternSegment::Any => node.any.get_or_insert_default(),
         });
-        if pattern.open_end {
-            &mut node.open_end
-        } else {
-            &mut node.exact
-        }
+        if pattern.open_end { &mut node.open_end } else { &mut node.exact }
     }
 
     /// The routes of the most specific pattern below this node that matches `path`, which has no leading slash.
@@ -450,11 +416,7 @@ mod tests {
         Route {
             name: text.into(),
             pattern: Pattern::parse(path).unwrap(),
-            methods: if served.is_empty() {
-                Methods::all()
-            } else {
-                methods(served)
-            },
+            methods: if served.is_empty() { Methods::all() } else { methods(served) },
             cost: NonZeroU64::MIN,
             upstream: None,
             plans: None,
@@ -469,13 +431,7 @@ mod tests {
     /// What a request, written as `GET /path`, finds: a route's name, `404`, or `405` and the `Allow` field.
     fn answer(table: &RouteTable, request: &str) -> String {
         let (method, raw) = request.split_once(' ').unwrap();
-        let path = CanonicalPath::parse(
-            raw,
-            PathRules {
-                encoded_slashes: true,
-            },
-        )
-        .unwrap();
+        let path = CanonicalPath::parse(raw, PathRules { encoded_slashes: true }).unwrap();
         match table.find(&method.parse().unwrap(), &path) {
             Ok(route) => route.name.to_string(),
             Err(Missing::NoRoute) => "404".to_owned(),
@@ -494,14 +450,7 @@ mod tests {
     #[test]
     fn the_most_specific_path_wins() {
         check(
-            &[
-                "/*",
-                "/v1/*",
-                "/v1/search",
-                "/v1/{id}",
-                "/v1/{id}/items",
-                "/v1/search/{page}",
-            ],
+            &["/*", "/v1/*", "/v1/search", "/v1/{id}", "/v1/{id}/items", "/v1/search/{page}"],
             &[
                 ("GET /", "/*"),
                 ("GET /other/deep", "/*"),
@@ -531,10 +480,7 @@ mod tests {
             ],
         );
         // From the left: the literal `b` decides before what stands behind it.
-        check(
-            &["/a/b/*", "/a/{x}/c"],
-            &[("GET /a/b/c", "/a/b/*"), ("GET /a/z/c", "/a/{x}/c")],
-        );
+        check(&["/a/b/*", "/a/{x}/c"], &[("GET /a/b/c", "/a/b/*"), ("GET /a/z/c", "/a/{x}/c")]);
     }
 
     #[test]
@@ -607,19 +553,12 @@ mod tests {
             ("/%40", "/@"),
             ("/*", "/*"),
         ] {
-            let named = Conflict {
-                first: first.into(),
-                second: second.into(),
-            };
+            let named = Conflict { first: first.into(), second: second.into() };
             assert_eq!(conflict(first, second), Some(named));
         }
-        for (first, second) in [
-            ("GET/a", "POST/a"),
-            ("/a", "/a/*"),
-            ("/{x}", "/a"),
-            ("/{x}", "/*"),
-            ("/a%2Fb", "/a/b"),
-        ] {
+        for (first, second) in
+            [("GET/a", "POST/a"), ("/a", "/a/*"), ("/{x}", "/a"), ("/{x}", "/*"), ("/a%2Fb", "/a/b")]
+        {
             assert_eq!(conflict(first, second), None, "{first} {second}");
         }
         assert_eq!(
@@ -683,10 +622,7 @@ mod tests {
             assert_eq!(Pattern::parse(text), Err(error), "{text:?}");
         }
         assert!(Pattern::parse(&"/a".repeat(MAX_SEGMENTS)).is_ok());
-        assert_eq!(
-            Pattern::parse(&"/a".repeat(MAX_SEGMENTS + 1)),
-            Err(TooManySegments)
-        );
+        assert_eq!(Pattern::parse(&"/a".repeat(MAX_SEGMENTS + 1)), Err(TooManySegments));
         assert_eq!(
             Braces.to_string(),
             "braces enclose one whole segment and a name of letters, digits and \"_\", as in \"/{id}\""
@@ -703,14 +639,8 @@ mod tests {
         }
         assert_eq!(parse(&["GET"]).unwrap().allow_header(), "GET, HEAD");
         assert_eq!(parse(&["HEAD"]).unwrap().allow_header(), "HEAD");
-        assert_eq!(
-            parse(&["PATCH", "POST", "POST"]).unwrap().allow_header(),
-            "POST, PATCH"
-        );
-        assert_eq!(
-            Methods::all().allow_header(),
-            "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
-        );
+        assert_eq!(parse(&["PATCH", "POST", "POST"]).unwrap().allow_header(), "POST, PATCH");
+        assert_eq!(Methods::all().allow_header(), "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS");
         assert!(parse(&["GET"]).unwrap().overlaps(parse(&["HEAD"]).unwrap()));
         assert!(!parse(&["GET"]).unwrap().overlaps(parse(&["PUT"]).unwrap()));
     }

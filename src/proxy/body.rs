@@ -69,10 +69,7 @@ impl Upload {
 
     /// The body as reqwest takes it.
     pub(super) fn body(&self) -> reqwest::Body {
-        let reading = Reading {
-            upload: self.clone(),
-            idle: IdleTimer::new(self.0.idle_limit),
-        };
+        let reading = Reading { upload: self.clone(), idle: IdleTimer::new(self.0.idle_limit) };
         reqwest::Body::wrap_stream(UploadStream(SendWrapper::new(reading)))
     }
 
@@ -271,11 +268,7 @@ struct IdleTimer {
 
 impl IdleTimer {
     fn new(limit: Duration) -> Self {
-        Self {
-            limit,
-            waiting_since: None,
-            sleep: None,
-        }
+        Self { limit, waiting_since: None, sleep: None }
     }
 
     /// The wait is over: something came.

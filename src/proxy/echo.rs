@@ -77,15 +77,9 @@ mod tests {
             let asking = async {
                 let url = reqwest::Url::parse(&format!("http://{address}{path}")).unwrap();
                 let mut request = reqwest::Request::new(method, url);
-                request
-                    .headers_mut()
-                    .insert("x-a", reqwest::header::HeaderValue::from_static("1"));
+                request.headers_mut().insert("x-a", reqwest::header::HeaderValue::from_static("1"));
                 *request.body_mut() = Some(body.into());
-                let client = reqwest::Client::builder()
-                    .no_proxy()
-                    .tls_certs_only([])
-                    .build()
-                    .unwrap();
+                let client = reqwest::Client::builder().no_proxy().tls_certs_only([]).build().unwrap();
                 let answer = client.execute(request).await.unwrap();
                 let bytes: Vec<Bytes> = answer.bytes_stream().try_collect().await.unwrap();
                 handle.stop(false).await;

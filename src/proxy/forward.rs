@@ -127,25 +127,19 @@ impl Upstreams {
         payload: Payload,
         _pass: &Pass,
     ) -> Result<Answer, Failure> {
-        let upstream = self
-            .get(upstream)
-            .ok_or(Failure::Internal("the upstream does not exist"))?;
+        let upstream = self.get(upstream).ok_or(Failure::Internal("the upstream does not exist"))?;
         let framing = Framing::of(outgoing.headers)?;
         if matches!(framing, Framing::Length(length) if length > outgoing.max_body) {
             return Err(Failure::BodyTooLarge);
         }
-        let upload = framing
-            .has_body()
-            .then(|| Upload::new(payload, outgoing.max_body, upstream.idle_timeout));
+        let upload =
+            framing.has_body().then(|| Upload::new(payload, outgoing.max_body, upstream.idle_timeout));
 
         let begun = clock::instant();
         let response = send_to_a_target(upstream, &outgoing, framing, upload.as_ref()).await?;
         let upstream_time = begun.elapsed();
         let response = answer(response, outgoing.method, upstream.idle_timeout)?;
-        Ok(Answer {
-            response,
-            upstream_time,
-        })
+        Ok(Answer { response, upstream_time })
     }
 }
 

@@ -82,23 +82,14 @@ pub(super) fn to_upstream(
     let mut headers = OutboundMap::with_capacity(outgoing.headers.len() + FIELDS_ADDED_MAX);
     let client_host = value(outgoing.host.as_bytes())?;
 
-    headers.insert(
-        outbound::HOST,
-        if preserve_host {
-            client_host.clone()
-        } else {
-            authority.clone()
-        },
-    );
+    headers.insert(outbound::HOST, if preserve_host { client_host.clone() } else { authority.clone() });
     framing.write(&mut headers);
     copy_request_fields(outgoing, &mut headers)?;
 
     headers.insert(&X_FORWARDED_FOR, forwarded_for(outgoing)?);
     headers.insert(outbound::FORWARDED, forwarded(outgoing)?);
     // A trusted peer has said both already, from where it stands. Otherwise the client stands right before us.
-    headers
-        .entry(&X_FORWARDED_PROTO)
-        .or_insert(value(outgoing.scheme.as_bytes())?);
+    headers.entry(&X_FORWARDED_PROTO).or_insert(value(outgoing.scheme.as_bytes())?);
     headers.entry(&X_FORWARDED_HOST).or_insert(client_host);
     headers.insert(&X_REQUEST_ID, value(outgoing.request_id.as_bytes())?);
     headers.insert(&X_TOLLGATE_PLAN, value(outgoing.plan.as_bytes())?);
@@ -109,10 +100,7 @@ pub(super) fn to_upstream(
 }
 
 fn copy_request_fields(outgoing: &Outgoing<'_>, headers: &mut OutboundMap) -> Result<(), Failure> {
-    let connection_lines = outgoing
-        .headers
-        .get_all(inbound::CONNECTION)
-        .map(|line| line.as_bytes());
+    let connection_lines = outgoing.headers.get_all(inbound::CONNECTION).map(|line| line.as_bytes());
     let connection = listed(connection_lines, |name| outgoing.headers.contains_key(name));
     let credentials = outgoing.credentials;
 
@@ -135,10 +123,7 @@ fn copy_request_fields(outgoing: &Outgoing<'_>, headers: &mut OutboundMap) -> Re
 ///
 /// `Content-Length` is of the hop too: the body type says it, because actix writes what the body says.
 pub(super) fn to_client(answer: &OutboundMap, headers: &mut InboundMap) -> Result<(), Failure> {
-    let connection_lines = answer
-        .get_all(outbound::CONNECTION)
-        .iter()
-        .map(HeaderValue::as_bytes);
+    let connection_lines = answer.get_all(outbound::CONNECTION).iter().map(HeaderValue::as_bytes);
     let connection = listed(connection_lines, |name| answer.contains_key(name));
     for (name, content) in answer {
         if is_hop_by_hop(name.as_str())
@@ -242,11 +227,7 @@ fn tokens(line: &[u8]) -> impl Iterator<Item = &str> {
 
 /// `X-Forwarded-For`: what a trusted peer wrote, then the peer; from anybody else the peer alone.
 fn forwarded_for(outgoing: &Outgoing<'_>) -> Result<HeaderValue, Failure> {
-    appended(
-        outgoing,
-        "x-forwarded-for",
-        &outgoing.peer.to_canonical().to_string(),
-    )
+    appended(outgoing, "x-forwarded-for", &outgoing.peer.to_canonical().to_string())
 }
 
 /// `Forwarded` (RFC 7239), by the same rule.
@@ -386,13 +367,7 @@ mod tests {
                 ("x-a", ""),
                 ("authorization", "Bearer t"),
             ],
-            &[
-                "accept: a",
-                "authorization: Bearer t",
-                "cookie: x=1",
-                "cookie: y=2",
-                "x-a: ",
-            ],
+            &["accept: a", "authorization: Bearer t", "cookie: x=1", "cookie: y=2", "x-a: "],
         );
         for hop in [
             "connection",
@@ -413,10 +388,7 @@ mod tests {
     fn framing_is_written_new() {
         check_from_anybody(&[("content-length", "0")], &["content-length: 0"]);
         check_from_anybody(&[("content-length", "007")], &["content-length: 7"]);
-        check_from_anybody(
-            &[("transfer-encoding", "chunked")],
-            &["transfer-encoding: chunked"],
-        );
+        check_from_anybody(&[("transfer-encoding", "chunked")], &["transfer-encoding: chunked"]);
         check_from_anybody(
             &[("transfer-encoding", "chunked"), ("content-length", "7")],
             &["transfer-encoding: chunked"],
@@ -427,26 +399,14 @@ mod tests {
     fn connection_lists_fields_of_the_ends_only() {
         // FRM-5
         check_from_anybody(
-            &[
-                ("connection", "close, X-User-Id"),
-                ("x-user-id", "7"),
-                ("x-b", "8"),
-            ],
+            &[("connection", "close, X-User-Id"), ("x-user-id", "7"), ("x-b", "8")],
             &["x-b: 8"],
         );
         check_from_anybody(
-            &[
-                ("connection", "x-a"),
-                ("connection", " X-B ,,"),
-                ("x-a", "1"),
-                ("x-b", "2"),
-            ],
+            &[("connection", "x-a"), ("connection", " X-B ,,"), ("x-a", "1"), ("x-b", "2")],
             &[],
         );
-        check_from_anybody(
-            &[("connection", "absent, \u{e9}, x y"), ("x-a", "1")],
-            &["x-a: 1"],
-        );
+        check_from_anybody(&[("connection", "absent, \u{e9}, x y"), ("x-a", "1")], &["x-a: 1"]);
         check_from_anybody(
             &[
                 (
@@ -509,28 +469,14 @@ mod tests {
     fn the_credential_stays_here_and_so_do_its_look_alikes() {
         // SEC-6
         static NAME: inbound::HeaderName = inbound::HeaderName::from_static("x-api-key");
-        let lines = [
-            ("x-api-key", "s1"),
-            ("x-api-key", "s2"),
-            ("x_api_key", "s3"),
-            ("x-api-key-2", "other"),
-        ];
+        let lines = [("x-api-key", "s1"), ("x-api-key", "s2"), ("x_api_key", "s3"), ("x-api-key-2", "other")];
         assert_eq!(
-            unusual(sent(&lines, |outgoing| outgoing.credentials =
-                std::slice::from_ref(&NAME))),
+            unusual(sent(&lines, |outgoing| outgoing.credentials = std::slice::from_ref(&NAME))),
             ["x-api-key-2: other"]
         );
         let mut all = unusual(sent(&lines, |_| {}));
         all.sort();
-        assert_eq!(
-            all,
-            [
-                "x-api-key-2: other",
-                "x-api-key: s1",
-                "x-api-key: s2",
-                "x_api_key: s3"
-            ]
-        );
+        assert_eq!(all, ["x-api-key-2: other", "x-api-key: s1", "x-api-key: s2", "x_api_key: s3"]);
     }
 
     #[test]
@@ -565,10 +511,7 @@ mod tests {
             ]
         );
         // A trusted peer that says nothing is the client.
-        assert_eq!(
-            unusual(sent(&[], |outgoing| outgoing.peer_is_trusted = true)),
-            [""; 0]
-        );
+        assert_eq!(unusual(sent(&[], |outgoing| outgoing.peer_is_trusted = true)), [""; 0]);
     }
 
     #[test]
@@ -579,30 +522,18 @@ mod tests {
         ] {
             let lines = sent(&[], |outgoing| outgoing.peer = peer.parse().unwrap());
             assert!(lines.contains(&format!("x-forwarded-for: {plain}")), "{lines:?}");
-            assert!(
-                lines[0].starts_with(&format!("forwarded: {element};host=")),
-                "{lines:?}"
-            );
+            assert!(lines[0].starts_with(&format!("forwarded: {element};host=")), "{lines:?}");
         }
         let lines = sent(&[], |outgoing| outgoing.host = "[2001:db8::1]:8080");
-        assert_eq!(
-            lines[0],
-            "forwarded: for=192.0.2.1;host=\"[2001:db8::1]:8080\";proto=http"
-        );
+        assert_eq!(lines[0], "forwarded: for=192.0.2.1;host=\"[2001:db8::1]:8080\";proto=http");
         let lines = sent(&[], |outgoing| outgoing.host = "a\\\"b");
-        assert_eq!(
-            lines[0],
-            "forwarded: for=192.0.2.1;host=\"a\\\\\\\"b\";proto=http"
-        );
+        assert_eq!(lines[0], "forwarded: for=192.0.2.1;host=\"a\\\\\\\"b\";proto=http");
     }
 
     #[test]
     fn the_account_is_sent_when_it_is_known() {
         let lines = sent(&[], |outgoing| outgoing.account = Some("acme"));
-        assert!(
-            lines.contains(&"x-tollgate-account: acme".to_owned()),
-            "{lines:?}"
-        );
+        assert!(lines.contains(&"x-tollgate-account: acme".to_owned()), "{lines:?}");
     }
 
     #[test]
@@ -640,10 +571,8 @@ mod tests {
         }
         let mut passed = InboundMap::new();
         to_client(&answer, &mut passed).unwrap();
-        let mut lines: Vec<_> = passed
-            .iter()
-            .map(|(name, content)| format!("{name}: {}", content.to_str().unwrap()))
-            .collect();
+        let mut lines: Vec<_> =
+            passed.iter().map(|(name, content)| format!("{name}: {}", content.to_str().unwrap())).collect();
         lines.sort();
         assert_eq!(lines, ["server: backend", "set-cookie: a=1", "set-cookie: b=2"]);
     }

@@ -154,10 +154,7 @@ impl Target {
             None => host.to_owned(),
         };
         let authority = HeaderValue::try_from(authority).ok()?;
-        Some(Self {
-            origin: url.clone(),
-            authority,
-        })
+        Some(Self { origin: url.clone(), authority })
     }
 
     /// The URL of `path` and `query` at this target.
@@ -207,10 +204,8 @@ impl Clients {
         if let Some((_, client)) = self.made.iter().find(|(made, _)| *made == kind) {
             return Ok(client.clone());
         }
-        let client = build_client(kind).map_err(|source| BuildError::Client {
-            upstream: Arc::clone(&settings.name),
-            source,
-        })?;
+        let client = build_client(kind)
+            .map_err(|source| BuildError::Client { upstream: Arc::clone(&settings.name), source })?;
         self.made.push((kind, client.clone()));
         Ok(client)
     }
@@ -255,11 +250,7 @@ mod tests {
 
     #[test]
     fn a_target_is_an_origin_and_nothing_more() {
-        for plain in [
-            "http://127.0.0.1:9000",
-            "https://api.example.test/",
-            "http://[2001:db8::1]:80",
-        ] {
+        for plain in ["http://127.0.0.1:9000", "https://api.example.test/", "http://[2001:db8::1]:80"] {
             assert!(target(plain).is_some(), "{plain}");
         }
         for more in [
@@ -293,10 +284,7 @@ mod tests {
             ("/", None),
             ("/", Some("")),
             ("/v1/a%2Fb%3Fc%2Cd%40e%25f/%7Eu/x%20y/@:!$&'()*+,;=-._~", None),
-            (
-                "/v1//x/",
-                Some("b=2&a=1&b=3&bare&sig=%E9%FF&s=1;2&q=a%20b+c&x[0:1]&u=%7e&=&p=??"),
-            ),
+            ("/v1//x/", Some("b=2&a=1&b=3&bare&sig=%E9%FF&s=1;2&q=a%20b+c&x[0:1]&u=%7e&=&p=??")),
         ] {
             let url = target.url_for(path, query).unwrap();
             let mut expected = format!("http://127.0.0.1:9000{path}");
@@ -326,28 +314,13 @@ mod tests {
     #[test]
     fn a_path_that_the_url_library_would_change_does_not_leave() {
         let target = target("http://127.0.0.1:9000").unwrap();
-        for path in [
-            "/a/../b",
-            "/a/%2e%2e/b",
-            "/a/./b",
-            "/a\\..\\b",
-            "/a b",
-            "/a\tb",
-            "/\"<>",
-            "relative",
-            "",
-            "/é",
-        ] {
+        for path in
+            ["/a/../b", "/a/%2e%2e/b", "/a/./b", "/a\\..\\b", "/a b", "/a\tb", "/\"<>", "relative", "", "/é"]
+        {
             let refused = target.url_for(path, None);
-            assert!(
-                matches!(refused, Err(Failure::Internal(_))),
-                "{path:?} gave {refused:?}"
-            );
+            assert!(matches!(refused, Err(Failure::Internal(_))), "{path:?} gave {refused:?}");
         }
-        assert_eq!(
-            target.url_for("//evil.test/x", None).unwrap().host_str(),
-            Some("127.0.0.1")
-        );
+        assert_eq!(target.url_for("//evil.test/x", None).unwrap().host_str(), Some("127.0.0.1"));
     }
 
     #[test]
@@ -365,9 +338,7 @@ mod tests {
         let upstreams = Upstreams::new(&[settings]).unwrap();
         let upstream = upstreams.get("api").unwrap();
         let offered = || {
-            let names = upstream
-                .targets_in_turn()
-                .map(|target| target.authority.to_str().unwrap());
+            let names = upstream.targets_in_turn().map(|target| target.authority.to_str().unwrap());
             names.collect::<Vec<_>>().join(" ")
         };
         assert_eq!(offered(), "a.test b.test c.test");

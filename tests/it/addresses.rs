@@ -4,17 +4,12 @@ use crate::support::{Backend, Config, Gateway, Redis, Store};
 
 /// Callers without a key, 3 per 10 s; `X-Forwarded-For` believed from loopback.
 fn behind_proxy(backend: &Backend) -> Config {
-    Config::shared(backend)
-        .anonymous("anonymous")
-        .behind_loopback_proxy()
+    Config::shared(backend).anonymous("anonymous").behind_loopback_proxy()
 }
 
 /// The statuses of one call for each value of `X-Forwarded-For`.
 fn statuses(gateway: &Gateway, values: &[String]) -> Vec<u16> {
-    values
-        .iter()
-        .map(|value| gateway.get("/x").header("X-Forwarded-For", value).send().status)
-        .collect()
+    values.iter().map(|value| gateway.get("/x").header("X-Forwarded-For", value).send().status).collect()
 }
 
 #[test]
@@ -23,23 +18,11 @@ fn the_rightmost_untrusted_address_is_the_client() {
     let backend = Backend::ok();
     let redis = Store::Redis(Redis::start());
     let gateway = Gateway::start(&behind_proxy(&backend).store(&redis));
-    let spoofed: Vec<String> = (0..10)
-        .map(|number| format!("198.51.100.{number}, 203.0.113.9"))
-        .collect();
-    assert_eq!(
-        statuses(&gateway, &spoofed),
-        [[200; 3].as_slice(), &[429; 7]].concat()
-    );
-    assert_eq!(
-        redis.redis().unwrap().keys(),
-        ["tollgate:{net.203.0.113.9}:plan:window"]
-    );
+    let spoofed: Vec<String> = (0..10).map(|number| format!("198.51.100.{number}, 203.0.113.9")).collect();
+    assert_eq!(statuses(&gateway, &spoofed), [[200; 3].as_slice(), &[429; 7]].concat());
+    assert_eq!(redis.redis().unwrap().keys(), ["tollgate:{net.203.0.113.9}:plan:window"]);
     // A trusted hop in the list is stepped over.
-    gateway
-        .get("/x")
-        .header("X-Forwarded-For", "198.51.100.77, 203.0.113.9, 127.0.0.1")
-        .send()
-        .expect(429);
+    gateway.get("/x").header("X-Forwarded-For", "198.51.100.77, 203.0.113.9, 127.0.0.1").send().expect(429);
     // Two lines are one list.
     gateway
         .get("/x")
@@ -57,16 +40,11 @@ fn nobody_is_believed_by_default() {
     let mut passed = 0;
     for number in 0..10 {
         let address = format!("198.51.100.{number}");
-        let answer = [
-            "X-Forwarded-For",
-            "X-Real-IP",
-            "True-Client-IP",
-            "CF-Connecting-IP",
-        ]
-        .iter()
-        .fold(gateway.get("/x"), |call, name| call.header(name, &address))
-        .header("Forwarded", format!("for={address}"))
-        .send();
+        let answer = ["X-Forwarded-For", "X-Real-IP", "True-Client-IP", "CF-Connecting-IP"]
+            .iter()
+            .fold(gateway.get("/x"), |call, name| call.header(name, &address))
+            .header("Forwarded", format!("for={address}"))
+            .send();
         match answer.status {
             200 => passed += 1,
             status => assert_eq!(status, 429),
@@ -82,9 +60,7 @@ fn a_peer_that_is_no_trusted_proxy_is_not_believed() {
     let gateway = Gateway::start(&behind_proxy(&backend));
     let passed = (0..10)
         .filter(|number| {
-            let call = gateway
-                .get("/x")
-                .header("X-Forwarded-For", format!("198.51.100.{number}"));
+            let call = gateway.get("/x").header("X-Forwarded-For", format!("198.51.100.{number}"));
             call.send_from("127.0.0.2").status == 200
         })
         .count();
@@ -130,10 +106,7 @@ fn an_ipv6_network_is_one_client() {
     let redis = Store::Redis(Redis::start());
     let gateway = Gateway::start(&behind_proxy(&backend).store(&redis));
     let inside: Vec<String> = (1..=20).map(|host| format!("2001:db8:0:1::{host:x}")).collect();
-    assert_eq!(
-        statuses(&gateway, &inside),
-        [[200; 3].as_slice(), &[429; 17]].concat()
-    );
+    assert_eq!(statuses(&gateway, &inside), [[200; 3].as_slice(), &[429; 17]].concat());
     assert_eq!(statuses(&gateway, &["2001:db8:0:2::1".to_owned()]), [200]);
     assert_eq!(redis.redis().unwrap().keys().len(), 2);
 }

@@ -11,18 +11,10 @@ const REDUCED_CAPACITY: &str = "https://iana.org/assignments/http-problem-types#
 /// Fails unless this is a problem document (RFC 9457) of its own status; gives it back.
 #[track_caller]
 fn problem(answer: &Answer) -> serde_json::Value {
-    assert_eq!(
-        answer.header("content-type"),
-        Some("application/problem+json"),
-        "{:#?}",
-        answer.head
-    );
+    assert_eq!(answer.header("content-type"), Some("application/problem+json"), "{:#?}", answer.head);
     let document = answer.json();
     assert_eq!(document["status"], answer.status, "{document}");
-    assert!(
-        document["title"].as_str().is_some_and(|title| !title.is_empty()),
-        "{document}"
-    );
+    assert!(document["title"].as_str().is_some_and(|title| !title.is_empty()), "{document}");
     document
 }
 
@@ -154,24 +146,13 @@ fn every_refusal_is_a_problem_document() {
             .with_shared_callers(),
     );
     let unidentified = gateway.get("/read").send().expect(401);
-    assert!(
-        unidentified.header("www-authenticate").is_some(),
-        "{:#?}",
-        unidentified.head
-    );
+    assert!(unidentified.header("www-authenticate").is_some(), "{:#?}", unidentified.head);
     problem(&unidentified);
     problem(&gateway.get("/rich").key("k-free-1").send().expect(403));
     problem(&gateway.get("/nowhere").key("k-free-1").send().expect(404));
-    let method = gateway
-        .call("POST", "/read")
-        .key("k-free-1")
-        .body("x")
-        .send()
-        .expect(405);
+    let method = gateway.call("POST", "/read").key("k-free-1").body("x").send().expect(405);
     problem(&method);
-    let allow = method
-        .header("allow")
-        .expect("405 says what is allowed (RFC 9110 15.5.6)");
+    let allow = method.header("allow").expect("405 says what is allowed (RFC 9110 15.5.6)");
     assert!(allow.split(',').any(|name| name.trim() == "GET"), "{allow}");
     problem(&gateway.get("/read/../x").key("k-free-1").send().expect(400));
     assert_eq!(backend.count(), 0);
@@ -195,12 +176,7 @@ fn all_bad_keys_look_alike() {
     };
     let unknown = shape(gateway.get("/x").key("k-nobody").send());
     let near = shape(gateway.get("/x").key("k-free-1x").send());
-    let bearer = shape(
-        gateway
-            .get("/x")
-            .header("Authorization", "Bearer k-nobody")
-            .send(),
-    );
+    let bearer = shape(gateway.get("/x").header("Authorization", "Bearer k-nobody").send());
     assert_eq!(unknown, near);
     assert_eq!(unknown, bearer);
 }
@@ -236,24 +212,12 @@ fn every_answer_carries_a_request_id() {
         assert!(seen.insert(ids[0].to_owned()), "{ids:?} came twice");
     }
 
-    let kept = gateway
-        .get("/x")
-        .key("k-free-1")
-        .header("X-Request-Id", "client-1.a_B")
-        .send()
-        .expect(200);
+    let kept = gateway.get("/x").key("k-free-1").header("X-Request-Id", "client-1.a_B").send().expect(200);
     assert_eq!(kept.head.lines("x-request-id"), ["client-1.a_B"]);
     assert_eq!(backend.last().head.lines("x-request-id"), ["client-1.a_B"]);
     gateway.logged(&kept);
 
-    for insane in [
-        "",
-        " ",
-        "two words",
-        "a".repeat(5_000).as_str(),
-        "<script>",
-        "\u{e4}",
-    ] {
+    for insane in ["", " ", "two words", "a".repeat(5_000).as_str(), "<script>", "\u{e4}"] {
         let answer = gateway.get("/x").header("X-Request-Id", insane).send();
         let id = answer.header("x-request-id").expect("every answer carries an id");
         assert!(id != insane && !id.is_empty() && id.len() <= 200, "{id:?}");
@@ -279,10 +243,7 @@ fn an_id_of_the_upstream_does_not_come_in_addition() {
     assert_eq!(answer.head.lines("x-request-id").len(), 1, "{:#?}", answer.head);
     assert_eq!(
         answer.head.lines("ratelimit"),
-        [format!(
-            "\"window\";r=4;t={}",
-            answer.rate_limit("window", "t").unwrap()
-        )]
+        [format!("\"window\";r=4;t={}", answer.rate_limit("window", "t").unwrap())]
     );
     assert_eq!(answer.head.lines("ratelimit-policy"), ["\"window\";q=5;w=10"]);
 }
@@ -295,10 +256,7 @@ fn a_429_of_the_upstream_passes_as_its_own() {
     });
     let gateway = Gateway::start(&Config::shared(&backend));
     let answer = gateway.get("/x").key("k-free-1").send().expect(429);
-    assert_eq!(
-        (answer.retry_after(), answer.text().as_str()),
-        (Some(77), "theirs")
-    );
+    assert_eq!((answer.retry_after(), answer.text().as_str()), (Some(77), "theirs"));
     let decided = |outcome| gateway.metric("tollgate_decisions_total", &[("outcome", outcome)]);
     assert!(decided("allowed") > 0.5);
     assert!(decided("denied") < 0.5);

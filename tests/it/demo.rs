@@ -39,10 +39,7 @@ fn following_the_demo_shows_a_pass_and_then_a_refusal() {
     let lines = curl_lines(&gateway);
     let address = gateway.address().to_string();
     let printed = gateway.stdout().join("\n");
-    assert!(
-        printed.contains(&address),
-        "the demo does not print {address}:\n{printed}"
-    );
+    assert!(printed.contains(&address), "the demo does not print {address}:\n{printed}");
 
     let keys = keys(&lines);
     assert!(keys.len() >= 2, "keys of two plans in {lines:#?}");
@@ -59,16 +56,9 @@ fn following_the_demo_shows_a_pass_and_then_a_refusal() {
         .map(|_| Request::get("/").on(&mut connection))
         .find(|answer| answer.status == 429)
         .expect("a refusal within 1,000 calls");
-    assert!(
-        refusal.retry_after().is_some_and(|seconds| seconds >= 1),
-        "{:#?}",
-        refusal.head
-    );
+    assert!(refusal.retry_after().is_some_and(|seconds| seconds >= 1), "{:#?}", refusal.head);
     let policies = refusal.json()["violated-policies"].clone();
-    assert!(
-        policies.as_array().is_some_and(|names| !names.is_empty()),
-        "{policies}"
-    );
+    assert!(policies.as_array().is_some_and(|names| !names.is_empty()), "{policies}");
 }
 
 #[test]
@@ -77,10 +67,6 @@ fn the_curl_lines_work_as_printed() {
     let gateway = Gateway::demo();
     for line in curl_lines(&gateway) {
         let output = Command::new("sh").args(["-c", &line]).output().unwrap();
-        assert!(
-            output.status.success(),
-            "{line}\n{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
+        assert!(output.status.success(), "{line}\n{}", String::from_utf8_lossy(&output.stderr));
     }
 }

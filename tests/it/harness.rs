@@ -18,10 +18,7 @@ fn the_client_sends_what_it_is_told_and_the_backend_keeps_it() {
     let received = backend.last();
     assert_eq!(received.raw, bytes);
     assert_eq!((received.method(), received.target()), ("POST", "/a/../b?x=%zz"));
-    assert_eq!(
-        (received.body.as_slice(), received.body_length),
-        (b"abc".as_slice(), 3)
-    );
+    assert_eq!((received.body.as_slice(), received.body_length), (b"abc".as_slice(), 3));
 }
 
 #[test]
@@ -33,17 +30,11 @@ fn the_client_tells_a_cut_body_from_a_whole_one() {
             _ => stream.write_all(&head("200 OK", &[]))?,
         }
         stream.write_all(b"half")?;
-        Ok(if request.target() == "/length" {
-            After::Reset
-        } else {
-            After::Close
-        })
+        Ok(if request.target() == "/length" { After::Reset } else { After::Close })
     });
-    for (target, ending) in [
-        ("/length", Ending::Cut),
-        ("/chunked", Ending::Cut),
-        ("/until-close", Ending::Closed),
-    ] {
+    for (target, ending) in
+        [("/length", Ending::Cut), ("/chunked", Ending::Cut), ("/until-close", Ending::Closed)]
+    {
         let mut connection = Connection::open(backend.address());
         let answer = Request::get(target).on(&mut connection).expect(200);
         assert_eq!(answer.ending, ending, "{target}");
@@ -83,10 +74,6 @@ fn a_cluster_has_three_nodes_that_share_the_slots() {
     let cluster = Cluster::start();
     assert_eq!(cluster.nodes().len(), 3);
     // Slots 0 and 16383 belong to the first and the last node, so at most one of three nodes takes a given key.
-    let takers = cluster
-        .nodes()
-        .iter()
-        .filter(|node| node.accepts(&["SET", "{somebody}:x", "1"]))
-        .count();
+    let takers = cluster.nodes().iter().filter(|node| node.accepts(&["SET", "{somebody}:x", "1"])).count();
     assert_eq!(takers, 1);
 }

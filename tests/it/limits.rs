@@ -21,10 +21,8 @@ const HUNDRED: &str = r#"{ name = "window", limit = 100, per = "10s" }"#;
 /// Every run: all connections call at once, and exactly 100 calls pass.
 #[track_caller]
 fn exactly_a_hundred_pass(gateways: &[&Gateway]) {
-    let lanes: Vec<&Gateway> = gateways
-        .iter()
-        .flat_map(|gateway| std::iter::repeat_n(*gateway, CONNECTIONS))
-        .collect();
+    let lanes: Vec<&Gateway> =
+        gateways.iter().flat_map(|gateway| std::iter::repeat_n(*gateway, CONNECTIONS)).collect();
     let start = Barrier::new(lanes.len());
     let passes: Vec<AtomicUsize> = (0..RUNS).map(|_| AtomicUsize::new(0)).collect();
     let refusals: Vec<AtomicUsize> = (0..RUNS).map(|_| AtomicUsize::new(0)).collect();
@@ -46,21 +44,14 @@ fn exactly_a_hundred_pass(gateways: &[&Gateway]) {
                         counter.fetch_add(1, Ordering::Relaxed);
                     }
                     let took = began.elapsed();
-                    assert!(
-                        took < Duration::from_secs(9),
-                        "a run outlasted its window: {took:?}"
-                    );
+                    assert!(took < Duration::from_secs(9), "a run outlasted its window: {took:?}");
                 }
             });
         }
     });
     for run in 0..RUNS {
         assert_eq!(passes[run].load(Ordering::Relaxed), 100, "passes of run {run}");
-        assert_eq!(
-            refusals[run].load(Ordering::Relaxed),
-            lanes.len() * 3 - 100,
-            "refusals of run {run}"
-        );
+        assert_eq!(refusals[run].load(Ordering::Relaxed), lanes.len() * 3 - 100, "refusals of run {run}");
     }
     // The runs show something only when the gateways really competed.
     for gateway in gateways {
@@ -74,10 +65,7 @@ fn two_gateways_on_one_redis_admit_exactly_the_limit() {
     // Must show: two processes that read, decide and write back share the last units between them.
     let backend = Backend::ok();
     let redis = Store::Redis(Redis::start());
-    let config = Config::open(&backend)
-        .plan("race", HUNDRED)
-        .key_series("k", RUNS, "race")
-        .store(&redis);
+    let config = Config::open(&backend).plan("race", HUNDRED).key_series("k", RUNS, "race").store(&redis);
     let (one, two) = (Gateway::start(&config), Gateway::start(&config));
     exactly_a_hundred_pass(&[&one, &two]);
 }
@@ -86,10 +74,8 @@ fn two_gateways_on_one_redis_admit_exactly_the_limit() {
 fn four_workers_on_the_memory_store_admit_exactly_the_limit() {
     // Must show: a store that is one per worker, or that is read and written in two steps, admits more.
     let backend = Backend::ok();
-    let config = Config::open(&backend)
-        .server("workers = 4")
-        .plan("race", HUNDRED)
-        .key_series("k", RUNS, "race");
+    let config =
+        Config::open(&backend).server("workers = 4").plan("race", HUNDRED).key_series("k", RUNS, "race");
     let gateway = Gateway::start(&config);
     exactly_a_hundred_pass(&[&gateway]);
 }
@@ -417,19 +403,9 @@ fn fresh_connections_meet_one_limiter() {
     // ACC-3: a limiter made by the application factory exists once per worker.
     let backend = Backend::ok();
     let gateway = Gateway::start(&Config::shared(&backend).server("workers = 4"));
-    let statuses: Vec<u16> = (0..40)
-        .map(|_| gateway.get("/x").key("k-free-1").send().status)
-        .collect();
-    assert_eq!(
-        statuses.iter().filter(|&&status| status == 200).count(),
-        5,
-        "{statuses:?}"
-    );
-    assert_eq!(
-        statuses.iter().filter(|&&status| status == 429).count(),
-        35,
-        "{statuses:?}"
-    );
+    let statuses: Vec<u16> = (0..40).map(|_| gateway.get("/x").key("k-free-1").send().status).collect();
+    assert_eq!(statuses.iter().filter(|&&status| status == 200).count(), 5, "{statuses:?}");
+    assert_eq!(statuses.iter().filter(|&&status| status == 429).count(), 35, "{statuses:?}");
 }
 
 #[test]
@@ -463,10 +439,7 @@ fn a_gateway_whose_clock_lags_refills_nothing() {
         call(&mut to_on_time);
     }
     let earned = f64::from(2) * began.elapsed().as_secs_f64();
-    assert!(
-        f64::from(passed) <= 4.0 + earned,
-        "{passed} passed, {earned} were earned"
-    );
+    assert!(f64::from(passed) <= 4.0 + earned, "{passed} passed, {earned} were earned");
     assert!(passed >= 4, "{passed} passed of a burst of 4");
 }
 
@@ -487,14 +460,8 @@ fn a_clock_that_lags_moves_no_window() {
 
 /// What `faketime` would set for its child. Set by hand, because its child is a grandchild that nobody could end.
 fn fake_clock(offset: &'static str) -> [(&'static str, &'static str); 3] {
-    let installed = std::process::Command::new("faketime")
-        .arg("--version")
-        .output()
-        .is_ok();
-    assert!(
-        installed,
-        "faketime is not on the PATH; ./test installs it (apt: faketime)"
-    );
+    let installed = std::process::Command::new("faketime").arg("--version").output().is_ok();
+    assert!(installed, "faketime is not on the PATH; ./test installs it (apt: faketime)");
     [
         ("LD_PRELOAD", "/usr/$LIB/faketime/libfaketime.so.1"),
         ("FAKETIME", offset),
@@ -508,19 +475,12 @@ fn fake_clock(offset: &'static str) -> [(&'static str, &'static str); 3] {
 fn assert_lags_by_ten_seconds(late: &Gateway, on_time: &Gateway) {
     let second_of_day = |gateway: &Gateway| -> i64 {
         let answer = gateway.get("/x").send().expect(401);
-        let date = answer
-            .header("date")
-            .expect("an answer of the gateway is dated")
-            .to_owned();
+        let date = answer.header("date").expect("an answer of the gateway is dated").to_owned();
         let time = date.split(' ').nth(4).expect("an HTTP date");
-        time.split(':')
-            .fold(0, |seconds, part| seconds * 60 + part.parse::<i64>().unwrap())
+        time.split(':').fold(0, |seconds, part| seconds * 60 + part.parse::<i64>().unwrap())
     };
     let lag = (second_of_day(on_time) - second_of_day(late)).rem_euclid(86_400);
-    assert!(
-        (8..=12).contains(&lag),
-        "the second gateway lags by {lag} s, not by 10"
-    );
+    assert!((8..=12).contains(&lag), "the second gateway lags by {lag} s, not by 10");
 }
 
 /// 300 calls over 50 connections on a limit of 10: exactly 10 pass.

@@ -25,10 +25,7 @@
     clippy::panic,
     reason = "helpers fail a test by panicking, as its assertions do"
 )]
-#![expect(
-    clippy::disallowed_methods,
-    reason = "these tests measure the real time of a real process"
-)]
+#![expect(clippy::disallowed_methods, reason = "these tests measure the real time of a real process")]
 
 mod addresses;
 mod answers;

@@ -34,10 +34,7 @@ fn moves_little(gateway: &Gateway, transfer: impl FnOnce()) {
     let before = gateway.memory_kib("VmRSS");
     transfer();
     let grown = gateway.memory_kib("VmHWM").saturating_sub(before);
-    assert!(
-        grown < GROWTH_KIB,
-        "the gateway grew from {before} KiB by {grown} KiB"
-    );
+    assert!(grown < GROWTH_KIB, "the gateway grew from {before} KiB by {grown} KiB");
 }
 
 #[test]
@@ -46,9 +43,7 @@ fn a_gibibyte_up_is_not_kept() {
     let backend = Backend::ok();
     let gateway = gateway(&backend);
     moves_little(&gateway, || {
-        let request = Request::new("POST", "/x")
-            .key("k")
-            .header("Content-Length", GIB.to_string());
+        let request = Request::new("POST", "/x").key("k").header("Content-Length", GIB.to_string());
         let mut connection = gateway.raw(&request.to_bytes());
         for _ in 0..GIB / PIECE.len() as u64 {
             connection.send(&PIECE);
@@ -78,10 +73,7 @@ fn a_gibibyte_down_is_not_kept() {
             .stream_answer("GET", &mut |piece| received += piece.len() as u64)
             .unwrap()
             .expect("an answer");
-        assert_eq!(
-            (answer.status, answer.ending, received),
-            (200, Ending::Complete, GIB)
-        );
+        assert_eq!((answer.status, answer.ending, received), (200, Ending::Complete, GIB));
     });
 }
 
@@ -141,10 +133,7 @@ fn many_addresses(addresses: u32, bound: u32) {
     let full = gateway.memory_kib("VmHWM");
     call_from(gateway.address(), bound * 6 / 5..addresses);
     let grown = gateway.memory_kib("VmHWM") - full;
-    assert!(
-        grown < GROWTH_KIB,
-        "{grown} KiB more after the store was full at {full} KiB"
-    );
+    assert!(grown < GROWTH_KIB, "{grown} KiB more after the store was full at {full} KiB");
     assert!(full < 256 << 10, "{bound} callers take {full} KiB");
 
     // The flood bought nobody a fresh budget, and took nothing from callers who pay.
@@ -178,7 +167,5 @@ fn call_from(gateway: SocketAddr, addresses: std::ops::Range<u32>) {
 
 fn call(number: u32) -> Vec<u8> {
     let address = std::net::Ipv4Addr::from(0x0b00_0000 + number);
-    Request::get("/x")
-        .header("X-Forwarded-For", address.to_string())
-        .to_bytes()
+    Request::get("/x").header("X-Forwarded-For", address.to_string()).to_bytes()
 }

@@ -16,21 +16,11 @@ fn decisions_and_requests_are_counted() {
     gateway.call("POST", "/read").key("k-pro-1").body("x").send();
     let decided = |labels: &[(&str, &str)]| gateway.metric("tollgate_decisions_total", labels);
     let near = |value: f64, wanted: f64| (value - wanted).abs() < 0.5;
-    let of_free = [
-        ("plan", "free"),
-        ("route", "rest"),
-        ("outcome", "allowed"),
-        ("limit", ""),
-        ("source", "store"),
-    ];
+    let of_free =
+        [("plan", "free"), ("route", "rest"), ("outcome", "allowed"), ("limit", ""), ("source", "store")];
     assert!(near(decided(&of_free), 5.0));
     assert!(near(
-        decided(&[
-            ("plan", "free"),
-            ("outcome", "denied"),
-            ("limit", "window"),
-            ("source", "store")
-        ]),
+        decided(&[("plan", "free"), ("outcome", "denied"), ("limit", "window"), ("source", "store")]),
         1.0
     ));
     assert!(near(decided(&[("plan", "pro"), ("outcome", "allowed")]), 1.0));
@@ -40,10 +30,7 @@ fn decisions_and_requests_are_counted() {
     assert!(near(requests(&[("code", "401")]), 1.0));
     assert!(near(requests(&[]), 9.0), "{}", requests(&[]));
     assert!(near(gateway.metric("tollgate_request_seconds_count", &[]), 9.0));
-    assert!(near(
-        gateway.metric("tollgate_upstream_seconds_count", &[("upstream", "api")]),
-        6.0
-    ));
+    assert!(near(gateway.metric("tollgate_upstream_seconds_count", &[("upstream", "api")]), 6.0));
     assert!(gateway.metric("tollgate_overhead_seconds_count", &[("route", "rest")]) >= 6.0);
     assert!(near(gateway.metric("tollgate_build_info", &[]), 1.0));
     eventually("no request in flight", Duration::from_secs(5), || {
@@ -55,10 +42,8 @@ fn decisions_and_requests_are_counted() {
 fn labels_come_from_the_configuration_alone() {
     // OBS-1: path, key or method of the request as a label makes one series per scanner hit.
     let backend = Backend::ok();
-    let config = Config::bare(backend.address())
-        .route("v1", "/v1/*", "")
-        .with_shared_callers()
-        .anonymous("anonymous");
+    let config =
+        Config::bare(backend.address()).route("v1", "/v1/*", "").with_shared_callers().anonymous("anonymous");
     let gateway = Gateway::start(&config);
     let series = || gateway.admin("/metrics").expect(200).text().lines().count();
     let mut connection = gateway.connect();
@@ -115,20 +100,13 @@ fn the_public_port_tells_nothing_of_the_gateway() {
             "/v1/plans",
         ] {
             let answer = gateway.get(target).send();
-            assert!(
-                [200, 400, 404].contains(&answer.status),
-                "{target} gave {}",
-                answer.status
-            );
+            assert!([200, 400, 404].contains(&answer.status), "{target} gave {}", answer.status);
             let text = answer.text();
             if answer.status == 200 {
                 // Only the upstream says 200 here.
                 assert_eq!(text, "ok", "{target}");
             }
-            assert!(
-                !text.contains("tollgate_") && !text.contains("\"pro\""),
-                "{target}: {text}"
-            );
+            assert!(!text.contains("tollgate_") && !text.contains("\"pro\""), "{target}: {text}");
         }
     }
 }
@@ -152,9 +130,7 @@ fn each_request_leaves_one_line() {
     // A log that misses refusals, or tells them in another shape, cannot answer "why was I refused?".
     let backend = Backend::ok();
     let gateway = Gateway::start(
-        &Config::bare(backend.address())
-            .route("search", "/v1/search", "")
-            .with_shared_callers(),
+        &Config::bare(backend.address()).route("search", "/v1/search", "").with_shared_callers(),
     );
     let allowed = gateway.get("/v1/search?q=1").key("k-free-1").send().expect(200);
     let (_, denied) = gateway.exhaust("/v1/search", "k-free-1");
@@ -164,16 +140,7 @@ fn each_request_leaves_one_line() {
     let log = gateway.access_log(9);
     assert_eq!(log.len(), 9, "{log:#?}");
     for line in &log {
-        for field in [
-            "ts",
-            "request_id",
-            "method",
-            "path",
-            "status",
-            "decision",
-            "duration_ms",
-            "bytes",
-        ] {
+        for field in ["ts", "request_id", "method", "path", "status", "decision", "duration_ms", "bytes"] {
             assert!(line.get(field).is_some(), "no {field} in {line}");
         }
         assert!(!line.to_string().contains("q=1"), "a query in {line}");
@@ -200,26 +167,10 @@ fn each_request_leaves_one_line() {
     );
     let upstream = &gateway.logged(&allowed)["upstream_ms"];
     assert!(upstream.as_f64().is_some_and(|time| time >= 0.0), "{upstream}");
-    told(
-        &denied,
-        &[
-            ("status", 429.into()),
-            ("decision", "denied".into()),
-            ("limit", "window".into()),
-        ],
-    );
-    told(
-        &unidentified,
-        &[("status", 401.into()), ("decision", "unidentified".into())],
-    );
-    told(
-        &unmatched,
-        &[("status", 404.into()), ("decision", "unmatched".into())],
-    );
-    told(
-        &refused,
-        &[("status", 400.into()), ("decision", "refused".into())],
-    );
+    told(&denied, &[("status", 429.into()), ("decision", "denied".into()), ("limit", "window".into())]);
+    told(&unidentified, &[("status", 401.into()), ("decision", "unidentified".into())]);
+    told(&unmatched, &[("status", 404.into()), ("decision", "unmatched".into())]);
+    told(&refused, &[("status", 400.into()), ("decision", "refused".into())]);
 }
 
 #[test]
@@ -229,10 +180,7 @@ fn the_access_log_can_be_switched_off() {
     let gateway = Gateway::start(&Config::shared(&backend).table("[log]\naccess = false"));
     gateway.get("/x").key("k-free-1").send().expect(200);
     let stdout = gateway.stdout();
-    assert!(
-        !stdout.iter().any(|line| line.contains("request_id")),
-        "{stdout:?}"
-    );
+    assert!(!stdout.iter().any(|line| line.contains("request_id")), "{stdout:?}");
 }
 
 #[test]
@@ -246,19 +194,12 @@ fn a_key_is_nowhere_to_be_found() {
         stream.write_all(&response("200 OK", &[], b"ok"))?;
         Ok(After::Keep)
     });
-    let config = Config::shared(&backend)
-        .key("SECRETKEY123", "three", "pro")
-        .table("[log]\nlevel = \"trace\"");
+    let config =
+        Config::shared(&backend).key("SECRETKEY123", "three", "pro").table("[log]\nlevel = \"trace\"");
     let gateway = Gateway::start(&config);
     let mut bodies = String::new();
     let mut calls = 0;
-    for target in [
-        "/x",
-        "/broken",
-        "/a/../b",
-        "/x?api_key=SECRETKEY123",
-        "/x?api_key=%53ECRETKEY123&b=1",
-    ] {
+    for target in ["/x", "/broken", "/a/../b", "/x?api_key=SECRETKEY123", "/x?api_key=%53ECRETKEY123&b=1"] {
         for (name, value) in [
             ("X-Api-Key", "SECRETKEY123"),
             ("Authorization", "Bearer SECRETKEY123"),

@@ -33,11 +33,7 @@ fn follows_the_policy(gateway: &Gateway, policy: &str) {
     assert_eq!(statuses, wanted, "{policy}");
     for answer in &answers {
         if answer.status >= 400 {
-            assert!(
-                answer.retry_after().is_some_and(|seconds| seconds >= 1),
-                "{:#?}",
-                answer.head
-            );
+            assert!(answer.retry_after().is_some_and(|seconds| seconds >= 1), "{:#?}", answer.head);
         }
         // ACC-11: -1 as the mark of an outage. Absent, or a number that a limit can have.
         if let Some(remaining) = answer.rate_limit("window", "r") {
@@ -130,11 +126,8 @@ fn freezing_redis_under_load_hangs_no_call() {
             (frozen, thawed)
         });
     only(&samples, &[200, 429]);
-    let during: Vec<Sample> = samples
-        .iter()
-        .filter(|sample| sample.received >= frozen && sample.sent <= thawed)
-        .copied()
-        .collect();
+    let during: Vec<Sample> =
+        samples.iter().filter(|sample| sample.received >= frozen && sample.sent <= thawed).copied().collect();
     answered_in_time(&during, "allow");
     eventually("enforcement to be back", Duration::from_secs(10), || {
         (gateway.get("/x").key("k-free-1").send().status == 429).then_some(())
@@ -155,16 +148,12 @@ fn a_gateway_that_starts_without_redis_finds_it_later() {
     for (gateway, policy) in gateways.iter().zip(POLICIES) {
         redis.cmd(&["FLUSHALL"]);
         let mut passed = 0;
-        eventually(
-            &format!("enforcement by the store ({policy})"),
-            Duration::from_secs(15),
-            || {
-                let answer = gateway.get("/x").key("k-free-1").send();
-                let by_store = gateway.logged(&answer)["source"] == "store";
-                passed += u32::from(by_store && answer.status == 200);
-                (by_store && answer.status == 429).then_some(())
-            },
-        );
+        eventually(&format!("enforcement by the store ({policy})"), Duration::from_secs(15), || {
+            let answer = gateway.get("/x").key("k-free-1").send();
+            let by_store = gateway.logged(&answer)["source"] == "store";
+            passed += u32::from(by_store && answer.status == 200);
+            (by_store && answer.status == 429).then_some(())
+        });
         assert!(passed <= 5, "{policy}: the store let {passed} pass");
     }
 }
@@ -176,9 +165,6 @@ fn answered_in_time(samples: &[Sample], policy: &str) {
     durations.sort();
     assert!(durations.len() >= 20, "{policy}: only {} calls", durations.len());
     let (median, longest) = (durations[durations.len() / 2], durations[durations.len() - 1]);
-    assert!(
-        median < MEDIAN,
-        "{policy}: half of the calls took longer than {median:?}"
-    );
+    assert!(median < MEDIAN, "{policy}: half of the calls took longer than {median:?}");
     assert!(longest < LONGEST, "{policy}: one call took {longest:?}");
 }

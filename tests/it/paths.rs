@@ -44,11 +44,7 @@ fn another_spelling_is_no_fresh_budget() {
         let status = gateway.get(target).key("k").send().status;
         assert!([200, 400, 404, 429].contains(&status), "{target} gave {status}");
     }
-    let served: Vec<String> = backend
-        .received()
-        .iter()
-        .map(|request| request.target().to_owned())
-        .collect();
+    let served: Vec<String> = backend.received().iter().map(|request| request.target().to_owned()).collect();
     assert_eq!(served.len(), 2, "{served:?}");
     gateway.get("/v1/search").key("k").send().expect(429);
 }
@@ -75,10 +71,7 @@ fn dot_segments_lead_nowhere() {
     ] {
         let bytes = Request::get(target).key("k-free-1").to_bytes();
         let status = gateway.raw(&bytes).answer("GET").status;
-        assert!(
-            [400, 403, 404].contains(&status) || target.contains(';'),
-            "{target} gave {status}"
-        );
+        assert!([400, 403, 404].contains(&status) || target.contains(';'), "{target} gave {status}");
     }
     for request in backend.received() {
         // A semicolon is an ordinary character here; the segment "..;" goes on as it was judged.
@@ -96,31 +89,20 @@ fn no_path_at_all_reaches_a_route_it_was_not_judged_for() {
         "%00", "?", "a", "%25", "~", "@",
     ]);
     let tails = prop::collection::vec(pieces, 0..8).prop_map(|pieces| pieces.concat());
-    let mut runner = TestRunner::new(Runs {
-        cases: 400,
-        failure_persistence: None,
-        ..Runs::default()
-    });
+    let mut runner = TestRunner::new(Runs { cases: 400, failure_persistence: None, ..Runs::default() });
     runner
         .run(&tails, |tail| {
             let target = format!("/public/{tail}");
             let seen = backend.count();
             let mut connection = Connection::open(gateway.address());
             let answer = Request::get(&target).key("k-wide").on(&mut connection);
-            assert!(
-                [200, 400, 403, 404].contains(&answer.status),
-                "{target}: {}",
-                answer.status
-            );
+            assert!([200, 400, 403, 404].contains(&answer.status), "{target}: {}", answer.status);
             if answer.status == 200 {
                 let sent_on = backend.last().target().to_owned();
                 let path = sent_on.split('?').next().unwrap();
                 assert!(path.starts_with("/public/"), "{target} was sent on as {sent_on}");
                 let decoded = path.replace("%2e", ".").replace("%2E", ".");
-                assert!(
-                    decoded.split('/').all(|part| part != ".."),
-                    "{target} was sent on as {sent_on}"
-                );
+                assert!(decoded.split('/').all(|part| part != ".."), "{target} was sent on as {sent_on}");
             } else {
                 assert_eq!(backend.count(), seen, "{target} was refused and sent on");
             }

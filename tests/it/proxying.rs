@@ -13,9 +13,7 @@ fn gateway(backend: &Backend) -> Gateway {
 }
 
 fn wide(config: Config) -> Config {
-    config
-        .plan("wide", r#"{ name = "window", limit = 10000, per = "60s" }"#)
-        .key("k", "one", "wide")
+    config.plan("wide", r#"{ name = "window", limit = 10000, per = "60s" }"#).key("k", "one", "wide")
 }
 
 /// One upstream with these further lines in its table.
@@ -38,26 +36,14 @@ fn an_encoded_body_stays_encoded() {
     // FWD-1: the HTTP client unpacked gzip by itself and took two header fields away with it.
     for coding in ["gzip", "br", "zstd", "deflate"] {
         let backend = Backend::answering(move |_| {
-            response(
-                "200 OK",
-                &[("Content-Encoding", coding), ("ETag", "\"v1\"")],
-                GZIP,
-            )
+            response("200 OK", &[("Content-Encoding", coding), ("ETag", "\"v1\"")], GZIP)
         });
         let gateway = gateway(&backend);
         let asked = "br;q=0.5, gzip , x-odd";
-        let answer = gateway
-            .get("/x")
-            .key("k")
-            .header("Accept-Encoding", asked)
-            .send()
-            .expect(200);
+        let answer = gateway.get("/x").key("k").header("Accept-Encoding", asked).send().expect(200);
         assert_eq!(answer.body, GZIP);
         assert_eq!(answer.header("content-encoding"), Some(coding));
-        assert_eq!(
-            answer.header("content-length"),
-            Some(GZIP.len().to_string().as_str())
-        );
+        assert_eq!(answer.header("content-length"), Some(GZIP.len().to_string().as_str()));
         assert_eq!(answer.header("etag"), Some("\"v1\""));
         assert_eq!(backend.last().head.lines("accept-encoding"), [asked]);
 
@@ -94,11 +80,8 @@ fn repeated_fields_stay_apart_and_in_order() {
         .send()
         .expect(200);
     for name in ["Set-Cookie", "Link", "Vary", "Warning"] {
-        let wanted: Vec<&str> = sent
-            .iter()
-            .filter(|(field, _)| *field == name)
-            .map(|(_, value)| *value)
-            .collect();
+        let wanted: Vec<&str> =
+            sent.iter().filter(|(field, _)| *field == name).map(|(_, value)| *value).collect();
         assert_eq!(answer.head.lines(name), wanted);
     }
     let received = backend.last().head;
@@ -115,21 +98,15 @@ fn redirects_are_the_clients_business() {
         let location = location.clone();
         move |request| {
             let status = request.target().trim_start_matches('/');
-            let target = if status.starts_with("302") {
-                "/302%20Loop"
-            } else {
-                &location
-            };
+            let target = if status.starts_with("302") { "/302%20Loop" } else { &location };
             response(&status.replace("%20", " "), &[("Location", target)], b"")
         }
     });
     let gateway = gateway(&backend);
     for status in [301, 303, 307, 308, 302] {
         for method in ["GET", "POST"] {
-            let mut call = gateway
-                .call(method, &format!("/{status}%20Moved"))
-                .key("k")
-                .header("X-Secret", "s");
+            let mut call =
+                gateway.call(method, &format!("/{status}%20Moved")).key("k").header("X-Secret", "s");
             if method == "POST" {
                 call = call.body("payload");
             }
@@ -188,17 +165,9 @@ fn percent_escapes_stay_escaped() {
         assert_eq!(normal(backend.last().target()), normal(path));
     }
     let seen = backend.count();
-    for path in [
-        "/v1/a|b",
-        "/v1/a\"b",
-        "/v1/<b>",
-        "/v1/^",
-        "/v1/a%",
-        "/v1/a%zz",
-        "/v1/{a}",
-        "/v1/`",
-        "/v1/a%2Fb",
-    ] {
+    for path in
+        ["/v1/a|b", "/v1/a\"b", "/v1/<b>", "/v1/^", "/v1/a%", "/v1/a%zz", "/v1/{a}", "/v1/`", "/v1/a%2Fb"]
+    {
         gateway.get(path).key("k").send().expect(400);
     }
     assert_eq!(backend.count(), seen);
@@ -214,24 +183,12 @@ fn an_answer_to_head_keeps_its_length() {
     });
     let gateway = gateway(&backend);
     let mut connection = gateway.connect();
-    let long = Request::new("HEAD", "/long")
-        .key("k")
-        .on(&mut connection)
-        .expect(200);
+    let long = Request::new("HEAD", "/long").key("k").on(&mut connection).expect(200);
     assert_eq!(long.head.lines("content-length"), ["9513784"]);
-    assert_eq!(
-        Request::get("/x").key("k").on(&mut connection).expect(200).text(),
-        "next"
-    );
-    let none = Request::new("HEAD", "/none")
-        .key("k")
-        .on(&mut connection)
-        .expect(200);
+    assert_eq!(Request::get("/x").key("k").on(&mut connection).expect(200).text(), "next");
+    let none = Request::new("HEAD", "/none").key("k").on(&mut connection).expect(200);
     assert_eq!(none.head.lines("content-length"), [""; 0]);
-    assert_eq!(
-        Request::get("/x").key("k").on(&mut connection).expect(200).text(),
-        "next"
-    );
+    assert_eq!(Request::get("/x").key("k").on(&mut connection).expect(200).text(), "next");
 }
 
 #[test]
@@ -252,19 +209,14 @@ fn nothing_follows_an_answer_without_a_body() {
         ("GET", "/unchanged-with-length", 304),
         ("HEAD", "/x", 200),
     ] {
-        let request = Request::new(method, target)
-            .key("k")
-            .header("If-None-Match", "\"v1\"");
+        let request = Request::new(method, target).key("k").header("If-None-Match", "\"v1\"");
         let answer = request.on(&mut connection).expect(status);
         if status == 204 {
             assert_eq!(answer.head.lines("content-length"), [""; 0]);
             assert_eq!(answer.head.lines("transfer-encoding"), [""; 0]);
         }
         // The reader takes the next byte for the status line, so a stray one fails here.
-        assert_eq!(
-            Request::get("/x").key("k").on(&mut connection).expect(200).text(),
-            "next"
-        );
+        assert_eq!(Request::get("/x").key("k").on(&mut connection).expect(200).text(), "next");
     }
     connection.finish_sending();
     assert_eq!(connection.rest_until_closed(Duration::from_secs(10)), b"");
@@ -287,12 +239,7 @@ fn no_body_in_no_body_out() {
     }
     gateway.call("POST", "/x").key("k").body("").send().expect(200);
     assert_eq!(framing(), ("0".to_owned(), String::new()));
-    gateway
-        .call("POST", "/x")
-        .key("k")
-        .body("hello")
-        .send()
-        .expect(200);
+    gateway.call("POST", "/x").key("k").body("hello").send().expect(200);
     assert_eq!(framing(), ("5".to_owned(), String::new()));
     assert_eq!(backend.last().body, b"hello");
     let chunked = b"POST /x HTTP/1.1\r\nHost: a.test\r\nX-Api-Key: k\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nhel\r\n2\r\nlo\r\n0\r\n\r\n";
@@ -369,19 +316,9 @@ fn a_body_over_the_limit_is_refused() {
     let backend = Backend::ok();
     let config = wide(Config::open(&backend).server("max_body = \"64KiB\""));
     let gateway = Gateway::start(&config);
-    gateway
-        .call("POST", "/x")
-        .key("k")
-        .body(vec![b'a'; 64 << 10])
-        .send()
-        .expect(200);
+    gateway.call("POST", "/x").key("k").body(vec![b'a'; 64 << 10]).send().expect(200);
     assert_eq!(backend.last().body_length, 64 << 10);
-    gateway
-        .call("POST", "/x")
-        .key("k")
-        .body(vec![b'a'; (64 << 10) + 1])
-        .send()
-        .expect(413);
+    gateway.call("POST", "/x").key("k").body(vec![b'a'; (64 << 10) + 1]).send().expect(413);
     assert_eq!(backend.count(), 1);
 
     let mut request =
@@ -391,11 +328,7 @@ fn a_body_over_the_limit_is_refused() {
     request.extend_from_slice(b"\r\n0\r\n\r\n");
     gateway.raw(&request).answer("POST").expect(413);
     for received in backend.received().iter().skip(1) {
-        assert_eq!(
-            received.ending,
-            Ending::Cut,
-            "the upstream took a cut body for a whole one"
-        );
+        assert_eq!(received.ending, Ending::Cut, "the upstream took a cut body for a whole one");
     }
 }
 
@@ -413,29 +346,16 @@ fn a_cut_answer_is_not_delivered_as_a_whole_one() {
         stream.write_all(body)?;
         // What was written must be on its way before a reset overtakes it.
         thread::sleep(Duration::from_millis(100));
-        Ok(if request.target().ends_with("reset") {
-            After::Reset
-        } else {
-            After::Close
-        })
+        Ok(if request.target().ends_with("reset") { After::Reset } else { After::Close })
     });
     let gateway = gateway(&backend);
-    for target in [
-        "/chunked",
-        "/chunked-reset",
-        "/in-chunk",
-        "/length",
-        "/length-reset",
-    ] {
+    for target in ["/chunked", "/chunked-reset", "/in-chunk", "/length", "/length-reset"] {
         let answer = gateway.get(target).key("k").send().expect(200);
         assert_eq!(answer.ending, Ending::Cut, "{target}: {answer:?}");
         assert_eq!(answer.text(), "hello", "{target}");
     }
     let headers_only = gateway.get("/head-only").key("k").send();
-    assert!(
-        headers_only.status == 502 || headers_only.ending == Ending::Cut,
-        "{headers_only:?}"
-    );
+    assert!(headers_only.status == 502 || headers_only.ending == Ending::Cut, "{headers_only:?}");
 }
 
 #[test]
@@ -454,19 +374,10 @@ fn an_upstream_that_fails_is_told_apart_from_one_that_is_slow() {
         Ok(After::Close)
     });
     let gateway = Gateway::start(&with_upstream(&backend, "head_timeout = \"300ms\""));
-    for (target, status) in [
-        ("/silent", 504),
-        ("/rubbish", 502),
-        ("/two-lengths", 502),
-        ("/reset", 502),
-    ] {
+    for (target, status) in [("/silent", 504), ("/rubbish", 502), ("/two-lengths", 502), ("/reset", 502)] {
         let answer = gateway.get(target).key("k").send().expect(status);
         let port = backend.address().port().to_string();
-        assert!(
-            !answer.text().contains(&port),
-            "an inner address in {}",
-            answer.text()
-        );
+        assert!(!answer.text().contains(&port), "an inner address in {}", answer.text());
     }
     // What the upstream says itself passes untouched.
     let own = gateway.get("/own-error").key("k").send().expect(503);
@@ -511,12 +422,7 @@ fn the_host_is_the_upstreams_or_the_clients_as_configured() {
         ("preserve_host = true", "api.example.test:8080".to_owned()),
     ] {
         let gateway = Gateway::start(&with_upstream(&backend, line));
-        gateway
-            .get("/x")
-            .key("k")
-            .header("Host", "api.example.test:8080")
-            .send()
-            .expect(200);
+        gateway.get("/x").key("k").header("Host", "api.example.test:8080").send().expect(200);
         let head = backend.last().head;
         assert_eq!(head.lines("host"), [wanted.as_str()]);
         assert_eq!(head.lines("x-forwarded-host"), ["api.example.test:8080"]);

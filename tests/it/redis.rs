@@ -34,11 +34,7 @@ fn keys_are_named_as_the_contract_says() {
         .table(&strict(&redis));
     let gateway = Gateway::start(&config);
     gateway.get("/x").key("k").send().expect(200);
-    gateway
-        .get("/x")
-        .header("X-Forwarded-For", "203.0.113.9")
-        .send()
-        .expect(200);
+    gateway.get("/x").header("X-Forwarded-For", "203.0.113.9").send().expect(200);
     assert_eq!(
         redis.keys(),
         [
@@ -59,13 +55,7 @@ fn a_prefix_keeps_two_gateways_apart() {
     let (plain, renamed) = (Gateway::start(&plain), Gateway::start(&renamed));
     assert_eq!(plain.exhaust("/x", "k-free-1").0, 5);
     assert_eq!(renamed.exhaust("/x", "k-free-1").0, 5);
-    assert_eq!(
-        redis.keys(),
-        [
-            "staging:{acct.one}:plan:window",
-            "tollgate:{acct.one}:plan:window"
-        ]
-    );
+    assert_eq!(redis.keys(), ["staging:{acct.one}:plan:window", "tollgate:{acct.one}:plan:window"]);
 }
 
 #[test]
@@ -87,11 +77,7 @@ fn every_key_expires_within_two_windows() {
     // TTL-1, TTL-2: keys without an expiry deny for days; milliseconds taken for seconds keep them a thousand times too long.
     let backend = Backend::ok();
     let redis = Redis::start();
-    let windows = [
-        ("second", "1s", 1_000),
-        ("ten", "10s", 10_000),
-        ("hour", "1h", 3_600_000),
-    ];
+    let windows = [("second", "1s", 1_000), ("ten", "10s", 10_000), ("hour", "1h", 3_600_000)];
     let limits: Vec<String> = windows
         .iter()
         .flat_map(|(name, per, _)| {
@@ -105,10 +91,7 @@ fn every_key_expires_within_two_windows() {
         })
         .collect();
     let gateway = Gateway::start(
-        &Config::open(&backend)
-            .plan("all", &limits.join(", "))
-            .key("k", "one", "all")
-            .table(&strict(&redis)),
+        &Config::open(&backend).plan("all", &limits.join(", ")).key("k", "one", "all").table(&strict(&redis)),
     );
     gateway.get("/x").key("k").send().expect(200);
     let mut seen = 0;
@@ -120,10 +103,7 @@ fn every_key_expires_within_two_windows() {
             if lifetime == -2 && name != "hour" {
                 continue;
             }
-            assert!(
-                (1..=2 * window + 1_000).contains(&lifetime),
-                "{key} lives {lifetime} ms"
-            );
+            assert!((1..=2 * window + 1_000).contains(&lifetime), "{key} lives {lifetime} ms");
             seen += 1;
         }
     }
@@ -315,12 +295,7 @@ fn a_cluster_gives_each_caller_exactly_its_limit() {
     // RSC-5: a constant prefix as the tag sends all callers to one node.
     for node in cluster.nodes() {
         let keys = node.keys();
-        assert!(
-            keys.len() >= CALLERS / 2,
-            "{} of {} keys",
-            keys.len(),
-            CALLERS * 3
-        );
+        assert!(keys.len() >= CALLERS / 2, "{} of {} keys", keys.len(), CALLERS * 3);
         for key in keys {
             assert!(node.number(&["PTTL", &key]) > 0, "{key} has no expiry");
         }

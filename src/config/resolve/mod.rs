@@ -46,11 +46,7 @@ impl Context<'_> {
 /// Everything, or `None` and at least one mistake in the notes.
 pub(super) fn resolve(raw: &Raw, context: &Context<'_>) -> Option<(Settings, PolicyParts)> {
     let plan_names: Vec<&str> = raw.plans.iter().map(|plan| plan.name.as_str()).collect();
-    let upstream_names: Vec<&str> = raw
-        .upstreams
-        .iter()
-        .map(|upstream| upstream.name.as_str())
-        .collect();
+    let upstream_names: Vec<&str> = raw.upstreams.iter().map(|upstream| upstream.name.as_str()).collect();
 
     let settings = settings::resolve(raw, context);
     let plans = plans::resolve(raw, context);
@@ -70,9 +66,7 @@ pub(super) fn resolve(raw: &Raw, context: &Context<'_>) -> Option<(Settings, Pol
         credentials,
         anonymous: anonymous.map(|plan| plan.value.as_str().into()),
         client_addresses: client_addresses(&raw.identity)?,
-        path_rules: PathRules {
-            encoded_slashes: raw.server.encoded_slashes.as_ref()?.value,
-        },
+        path_rules: PathRules { encoded_slashes: raw.server.encoded_slashes.as_ref()?.value },
         on_failure: raw.store.on_failure.as_ref()?.value,
     };
     Some((settings?, policy))
@@ -122,9 +116,7 @@ fn credentials(raw: &Raw, context: &Context<'_>) -> Vec<CredentialSource> {
             continue;
         };
         if sources.contains(&source) {
-            context
-                .notes
-                .add(Fault::new("is in the list twice").at(&section.place));
+            context.notes.add(Fault::new("is in the list twice").at(&section.place));
         }
         sources.push(source);
     }

@@ -11,10 +11,7 @@ use crate::limit::{Rule, Scope};
 use crate::plan::Plan;
 
 pub(super) fn resolve(raw: &Raw, context: &Context<'_>) -> Vec<Plan> {
-    raw.plans
-        .iter()
-        .map(|section| plan(section, raw, context))
-        .collect()
+    raw.plans.iter().map(|section| plan(section, raw, context)).collect()
 }
 
 fn plan(section: &PlanSection, raw: &Raw, context: &Context<'_>) -> Plan {
@@ -46,9 +43,7 @@ fn check_route(table: &PlanRouteSection, plan: &str, raw: &Raw, context: &Contex
         return;
     };
     if !plans.value.iter().any(|included| included.value == plan) {
-        let fault = Fault::new(format!(
-            "limits a route that routes.{name}.plans does not give to the plan"
-        ));
+        let fault = Fault::new(format!("limits a route that routes.{name}.plans does not give to the plan"));
         context.note(fault, &table.route);
     }
 }
@@ -62,9 +57,7 @@ fn rules(sections: &[LimitSection], scope: &Scope, context: &Context<'_>) -> Vec
         }
         names.push(&name.value);
     }
-    let rules = sections
-        .iter()
-        .filter_map(|section| rule(section, scope, context));
+    let rules = sections.iter().filter_map(|section| rule(section, scope, context));
     rules.collect()
 }
 
@@ -74,11 +67,7 @@ fn rule(section: &LimitSection, scope: &Scope, context: &Context<'_>) -> Option<
         let fault = Fault::new("a sliding window has no burst").hint("add algorithm = \"token_bucket\"");
         context.note(fault, burst);
     }
-    let (name, limit, per) = (
-        section.name.as_ref()?,
-        section.limit.as_ref()?,
-        section.per.as_ref()?,
-    );
+    let (name, limit, per) = (section.name.as_ref()?, section.limit.as_ref()?, section.per.as_ref()?);
     let burst = section.burst.as_ref().map_or(limit.value, |burst| burst.value);
     let per_micros = micros(per.value);
     let algorithm = match word {
@@ -104,9 +93,7 @@ fn place_of(unusable: Unusable, section: &LimitSection) -> &Place {
     let amounts = [&section.limit, &section.burst].into_iter().flatten();
     let place = match unusable {
         Unusable::Per => section.per.as_ref().map(|per| &per.place),
-        Unusable::Amount => amounts
-            .max_by_key(|amount| amount.value)
-            .map(|amount| &amount.place),
+        Unusable::Amount => amounts.max_by_key(|amount| amount.value).map(|amount| &amount.place),
         Unusable::Precision => None,
     };
     place.unwrap_or(&section.place)

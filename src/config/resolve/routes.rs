@@ -82,9 +82,7 @@ fn route(section: &RouteSection, context: &Context<'_>) -> Option<Route> {
 fn pattern(section: &RouteSection, context: &Context<'_>) -> Option<Pattern> {
     let path = section.path.as_ref()?;
     let parsed = Pattern::parse(&path.value);
-    parsed
-        .map_err(|error| context.note(Fault::new(error.to_string()), path))
-        .ok()
+    parsed.map_err(|error| context.note(Fault::new(error.to_string()), path)).ok()
 }
 
 /// The methods of a route; all of them when it names none.
@@ -94,9 +92,7 @@ fn methods(section: &RouteSection, context: &Context<'_>) -> Option<Methods> {
     };
     let names: Vec<String> = written.value.iter().map(|name| name.value.clone()).collect();
     let parsed = Methods::parse(&names);
-    parsed
-        .map_err(|error| context.note(Fault::new(error.to_string()), written))
-        .ok()
+    parsed.map_err(|error| context.note(Fault::new(error.to_string()), written)).ok()
 }
 
 /// Whether one request could match both and neither is the more specific.
@@ -120,12 +116,7 @@ pub(super) fn check_costs(raw: &Raw, plans: &[Plan], routes: &[Route], context: 
 fn check_cost(route: &Route, plan: &Plan, place: &Place, context: &Context<'_>) {
     let own = plan.routes.get(&route.name);
     let too_small = |rule: &&Rule| rule.algorithm.capacity() < route.cost;
-    let Some(rule) = plan
-        .limits
-        .iter()
-        .chain(own.into_iter().flatten())
-        .find(too_small)
-    else {
+    let Some(rule) = plan.limits.iter().chain(own.into_iter().flatten()).find(too_small) else {
         return;
     };
     let fault = Fault::new(format!(
@@ -140,8 +131,5 @@ fn check_cost(route: &Route, plan: &Plan, place: &Place, context: &Context<'_>) 
 }
 
 fn includes(route: &Route, plan: &Plan) -> bool {
-    route
-        .plans
-        .as_ref()
-        .is_none_or(|plans| plans.contains(&plan.name))
+    route.plans.as_ref().is_none_or(|plans| plans.contains(&plan.name))
 }

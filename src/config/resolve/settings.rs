@@ -69,10 +69,7 @@ fn admin(section: &AdminSection, context: &Context<'_>) -> Option<AdminSettings>
         (None, Some(file)) => Some(secret_of(file, words::token, context)?),
         (None, None) => None,
         (Some(_), Some(file)) => {
-            context.note(
-                Fault::new("stands beside admin.token").hint("keep one of them"),
-                file,
-            );
+            context.note(Fault::new("stands beside admin.token").hint("keep one of them"), file);
             return None;
         }
     };
@@ -82,10 +79,7 @@ fn admin(section: &AdminSection, context: &Context<'_>) -> Option<AdminSettings>
             .hint("set admin.token or admin.token_file, or listen on \"127.0.0.1:9090\"");
         context.note(fault, listen);
     }
-    Some(AdminSettings {
-        listen: listen.value,
-        token,
-    })
+    Some(AdminSettings { listen: listen.value, token })
 }
 
 fn store(section: &StoreSection, context: &Context<'_>) -> Option<StoreSettings> {
@@ -94,10 +88,7 @@ fn store(section: &StoreSection, context: &Context<'_>) -> Option<StoreSettings>
         StoreWord::Memory => StoreKind::Memory,
         StoreWord::Redis => StoreKind::Redis(redis?),
     };
-    Some(StoreSettings {
-        kind,
-        max_callers: usize::try_from(section.max_callers.as_ref()?.value).ok()?,
-    })
+    Some(StoreSettings { kind, max_callers: usize::try_from(section.max_callers.as_ref()?.value).ok()? })
 }
 
 fn redis(section: &RedisSection, context: &Context<'_>) -> Option<RedisSettings> {

@@ -110,15 +110,7 @@ pub struct Limited<'a> {
 impl<'a> Limited<'a> {
     /// A limit that is yet to be decided.
     pub fn new(algorithm: &'a Algorithm, state: &'a mut State) -> Self {
-        Self {
-            algorithm,
-            state,
-            standing: Standing {
-                wait: None,
-                remaining: 0,
-                next: 0,
-            },
-        }
+        Self { algorithm, state, standing: Standing { wait: None, remaining: 0, next: 0 } }
     }
 }
 

@@ -83,11 +83,7 @@ impl SlidingWindow {
         if limit.get() > AMOUNT_MAX {
             return Err(Unusable::Amount);
         }
-        let grain = if limit.get() <= EXACT_MAX {
-            per.div_ceil(TICKS)
-        } else {
-            per.div_ceil(BUCKETS)
-        };
+        let grain = if limit.get() <= EXACT_MAX { per.div_ceil(TICKS) } else { per.div_ceil(BUCKETS) };
         Ok(Self { limit, per, grain })
     }
 
@@ -132,11 +128,7 @@ impl SlidingWindow {
     #[must_use]
     pub fn judge(&self, log: Option<&WindowLog>, now: Micros, cost: NonZeroU64) -> Standing {
         let Some(log) = log else {
-            return Standing {
-                wait: self.wait_when_empty(cost),
-                remaining: self.limit.get(),
-                next: 0,
-            };
+            return Standing { wait: self.wait_when_empty(cost), remaining: self.limit.get(), next: 0 };
         };
         let (used, next) = self.usage(log, now);
         let excess = (used + cost.get()).saturating_sub(self.limit.get());
@@ -144,11 +136,7 @@ impl SlidingWindow {
             Some(_) if excess > 0 => Some(self.until_freed(log, now, excess)),
             other => other,
         };
-        Standing {
-            wait,
-            remaining: self.limit.get().saturating_sub(used),
-            next,
-        }
+        Standing { wait, remaining: self.limit.get().saturating_sub(used), next }
     }
 
     /// Takes `cost` units, which [`judge`](Self::judge) found to fit.
@@ -160,11 +148,7 @@ impl SlidingWindow {
             WindowLog::Bucketed(buckets) => buckets.admit(now, cost.get()),
         }
         let (used, next) = self.usage(&log, now);
-        let standing = Standing {
-            wait: Some(0),
-            remaining: self.limit.get().saturating_sub(used),
-            next,
-        };
+        let standing = Standing { wait: Some(0), remaining: self.limit.get().saturating_sub(used), next };
         (log, standing)
     }
 
@@ -172,10 +156,9 @@ impl SlidingWindow {
     #[must_use]
     pub fn expires_in(&self, log: &WindowLog, now: Micros) -> Micros {
         match log {
-            WindowLog::Exact(ring) => ring
-                .times
-                .back()
-                .map_or(0, |&newest| ring.until(newest, self.per, now)),
+            WindowLog::Exact(ring) => {
+                ring.times.back().map_or(0, |&newest| ring.until(newest, self.per, now))
+            }
             WindowLog::Bucketed(buckets) => buckets.until_left(buckets.newest / buckets.width, now),
         }
     }
@@ -190,19 +173,13 @@ impl SlidingWindow {
         match log {
             WindowLog::Exact(ring) => {
                 let live = ring.live(self.per, now);
-                let next = ring
-                    .times
-                    .get(live.start)
-                    .map_or(0, |&oldest| ring.until(oldest, self.per, now));
+                let next = ring.times.get(live.start).map_or(0, |&oldest| ring.until(oldest, self.per, now));
                 (live.len() as u64, next)
             }
             WindowLog::Bucketed(buckets) => {
                 let used = buckets.counted(now).map(|(_, count)| count).sum();
                 let oldest = buckets.counted(now).find(|&(_, count)| count > 0);
-                (
-                    used,
-                    oldest.map_or(0, |(bucket, _)| buckets.until_left(bucket, now)),
-                )
+                (used, oldest.map_or(0, |(bucket, _)| buckets.until_left(bucket, now)))
             }
         }
     }
@@ -213,9 +190,7 @@ impl SlidingWindow {
             WindowLog::Exact(ring) => {
                 let live = ring.live(self.per, now);
                 let last = live.start + usize::try_from(units - 1).unwrap_or(usize::MAX - live.start);
-                ring.times
-                    .get(last)
-                    .map_or(0, |&time| ring.until(time, self.per, now))
+                ring.times.get(last).map_or(0, |&time| ring.until(time, self.per, now))
             }
             WindowLog::Bucketed(buckets) => {
                 let mut freed = 0;
@@ -231,19 +206,10 @@ impl SlidingWindow {
     fn empty(&self, now: Micros) -> WindowLog {
         let base = now.cast_signed();
         if self.is_exact() {
-            WindowLog::Exact(Ring {
-                tick: self.grain,
-                base,
-                times: VecDeque::new(),
-            })
+            WindowLog::Exact(Ring { tick: self.grain, base, times: VecDeque::new() })
         } else {
             let counts = Box::new([0; COUNTED]);
-            WindowLog::Bucketed(Buckets {
-                width: self.grain,
-                base,
-                newest: 0,
-                counts,
-            })
+            WindowLog::Bucketed(Buckets { width: self.grain, base, newest: 0, counts })
         }
     }
 
@@ -252,27 +218,21 @@ impl SlidingWindow {
     fn converted(&self, log: &WindowLog, now: Micros) -> WindowLog {
         let mut history = log.history(now);
         // Rounded up to a tick, the time of an admission may lie a little ahead; it was not after now.
-        history
-            .iter_mut()
-            .for_each(|(time, _)| *time = (*time).min(now.cast_signed()));
+        history.iter_mut().for_each(|(time, _)| *time = (*time).min(now.cast_signed()));
         history.retain(|&(time, _)| time + self.per.cast_signed() > now.cast_signed());
         let oldest = history.first().map_or(now.cast_signed(), |&(time, _)| time);
         let mut new = self.empty(oldest.cast_unsigned());
         match &mut new {
             WindowLog::Exact(ring) => {
                 // Only the newest `limit` units can still decide anything.
-                let mut spare = history
-                    .iter()
-                    .map(|&(_, units)| units)
-                    .sum::<u64>()
-                    .saturating_sub(self.limit.get());
+                let mut spare =
+                    history.iter().map(|&(_, units)| units).sum::<u64>().saturating_sub(self.limit.get());
                 for (time, mut units) in history {
                     let dropped = spare.min(units);
                     (spare, units) = (spare - dropped, units - dropped);
                     let tick = u64::try_from(time - oldest).unwrap_or(0).div_ceil(ring.tick);
                     let tick = u32::try_from(tick).unwrap_or(u32::MAX);
-                    ring.times
-                        .extend(std::iter::repeat_n(tick, usize::try_from(units).unwrap_or(0)));
+                    ring.times.extend(std::iter::repeat_n(tick, usize::try_from(units).unwrap_or(0)));
                 }
             }
             WindowLog::Bucketed(buckets) => {
@@ -357,8 +317,7 @@ impl Ring {
         self.times.drain(..dead);
         self.rebase(now);
         let tick = u32::try_from(self.ticks_at(now)).unwrap_or(u32::MAX);
-        self.times
-            .extend(std::iter::repeat_n(tick, usize::try_from(units).unwrap_or(0)));
+        self.times.extend(std::iter::repeat_n(tick, usize::try_from(units).unwrap_or(0)));
     }
 
     /// Keeps the offsets small: an empty log starts at `now`, an old one at its oldest admission.
@@ -385,9 +344,7 @@ impl Buckets {
     fn counted(&self, now: Micros) -> impl Iterator<Item = (u64, u64)> + '_ {
         let current = self.relative(now) / self.width;
         let newest = self.newest / self.width;
-        let oldest = current
-            .saturating_sub(BUCKETS)
-            .max(newest.saturating_sub(BUCKETS));
+        let oldest = current.saturating_sub(BUCKETS).max(newest.saturating_sub(BUCKETS));
         (oldest..=newest).map(|bucket| (bucket, self.counts[Self::place(bucket)]))
     }
 
@@ -457,11 +414,7 @@ mod tests {
     fn check(window: SlidingWindow, rows: &[(u64, u64, Option<u64>, u64, u64)]) {
         let mut caller = Caller::default();
         for &(at, cost, wait, remaining, next) in rows {
-            let expected = Standing {
-                wait: wait.map(|ms| ms * 1_000),
-                remaining,
-                next: next * 1_000,
-            };
+            let expected = Standing { wait: wait.map(|ms| ms * 1_000), remaining, next: next * 1_000 };
             assert_eq!(caller.ask(&window, at * 1_000, cost), expected, "at {at} ms");
         }
     }
@@ -524,12 +477,7 @@ mod tests {
         assert_eq!(caller.ask(&window(5, at(60)), at(1), 1).wait, Some(at(59)));
         assert_eq!(caller.ask(&window(20, at(60)), at(2), 1).remaining, 9);
         assert_eq!(caller.ask(&window(20, at(86_400)), at(3), 1).remaining, 8);
-        assert_eq!(
-            caller
-                .ask(&window(EXACT_MAX + 20, at(86_400)), at(4), 1)
-                .remaining,
-            EXACT_MAX + 7
-        );
+        assert_eq!(caller.ask(&window(EXACT_MAX + 20, at(86_400)), at(4), 1).remaining, EXACT_MAX + 7);
         assert_eq!(caller.ask(&window(20, at(86_400)), at(5), 1).remaining, 6);
     }
 
@@ -547,14 +495,8 @@ mod tests {
     #[test]
     fn windows_out_of_range_are_refused() {
         assert_eq!(SlidingWindow::new(n(1), 999), Err(Unusable::Per));
-        assert_eq!(
-            SlidingWindow::new(n(1), 401 * 86_400 * SECOND),
-            Err(Unusable::Per)
-        );
-        assert_eq!(
-            SlidingWindow::new(n(AMOUNT_MAX + 1), SECOND),
-            Err(Unusable::Amount)
-        );
+        assert_eq!(SlidingWindow::new(n(1), 401 * 86_400 * SECOND), Err(Unusable::Per));
+        assert_eq!(SlidingWindow::new(n(AMOUNT_MAX + 1), SECOND), Err(Unusable::Amount));
     }
 
     fn units_within(admitted: &[(Micros, u64)], after: i64, until: i64) -> u64 {

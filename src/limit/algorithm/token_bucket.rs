@@ -55,13 +55,7 @@ impl TokenBucket {
         if full.saturating_add(rate) >= EXACT {
             return Err(Unusable::Precision);
         }
-        Ok(Self {
-            limit,
-            per,
-            burst,
-            unit,
-            rate,
-        })
+        Ok(Self { limit, per, burst, unit, rate })
     }
 
     /// Units that one `per` brings.
@@ -112,26 +106,14 @@ impl TokenBucket {
             cost if cost > self.burst.get() => None,
             cost => Some((cost * self.unit).saturating_sub(level).div_ceil(self.rate)),
         };
-        Standing {
-            wait,
-            ..self.standing(level)
-        }
+        Standing { wait, ..self.standing(level) }
     }
 
     /// Takes `cost` units, which [`judge`](Self::judge) found to fit.
     #[must_use]
     pub fn charge(&self, bucket: Option<&Bucket>, now: Micros, cost: NonZeroU64) -> (Bucket, Standing) {
-        let level = self
-            .level(bucket, now)
-            .saturating_sub(cost.get().saturating_mul(self.unit));
-        (
-            Bucket {
-                unit: self.unit,
-                level,
-                stamp: now,
-            },
-            self.standing(level),
-        )
+        let level = self.level(bucket, now).saturating_sub(cost.get().saturating_mul(self.unit));
+        (Bucket { unit: self.unit, level, stamp: now }, self.standing(level))
     }
 
     /// Microseconds until the bucket is full, and so as good as none.
@@ -143,41 +125,22 @@ impl TokenBucket {
     fn level(&self, bucket: Option<&Bucket>, now: Micros) -> u64 {
         let full = self.full();
         let Some(bucket) = bucket else { return full };
-        let level = if bucket.unit == self.unit {
-            bucket.level
-        } else {
-            bucket.level / bucket.unit * self.unit
-        };
+        let level =
+            if bucket.unit == self.unit { bucket.level } else { bucket.level / bucket.unit * self.unit };
         let level = level.min(full);
         let elapsed = now.saturating_sub(bucket.stamp);
         // The multiplication cannot overflow: below the time to full, it stays below `full + rate`.
-        if elapsed >= (full - level).div_ceil(self.rate) {
-            full
-        } else {
-            level + elapsed * self.rate
-        }
+        if elapsed >= (full - level).div_ceil(self.rate) { full } else { level + elapsed * self.rate }
     }
 
     fn standing(&self, level: u64) -> Standing {
-        let next = if level == self.full() {
-            0
-        } else {
-            (self.unit - level % self.unit).div_ceil(self.rate)
-        };
-        Standing {
-            wait: Some(0),
-            remaining: level / self.unit,
-            next,
-        }
+        let next = if level == self.full() { 0 } else { (self.unit - level % self.unit).div_ceil(self.rate) };
+        Standing { wait: Some(0), remaining: level / self.unit, next }
     }
 }
 
 fn greatest_common_divisor(a: u64, b: u64) -> u64 {
-    if b == 0 {
-        a
-    } else {
-        greatest_common_divisor(b, a % b)
-    }
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
 }
 
 #[cfg(test)]
@@ -233,14 +196,7 @@ mod tests {
     #[test]
     fn a_clock_that_steps_back_gives_no_credit_and_locks_nobody_out() {
         let bucket = TokenBucket::new(n(1), SECOND, n(1)).unwrap();
-        check(
-            bucket,
-            &[
-                (3_600_000, 1, Some(0), 0),
-                (0, 1, Some(1_000), 0),
-                (1_000, 1, Some(0), 0),
-            ],
-        );
+        check(bucket, &[(3_600_000, 1, Some(0), 0), (0, 1, Some(1_000), 0), (1_000, 1, Some(0), 0)]);
     }
 
     #[test]
@@ -254,14 +210,8 @@ mod tests {
     #[test]
     fn amounts_that_would_round_are_refused() {
         assert_eq!(TokenBucket::new(n(1), 0, n(1)), Err(Unusable::Per));
-        assert_eq!(
-            TokenBucket::new(n(AMOUNT_MAX + 1), SECOND, n(1)),
-            Err(Unusable::Amount)
-        );
-        assert_eq!(
-            TokenBucket::new(n(1 << 40), SECOND, n(1 << 40)),
-            Err(Unusable::Precision)
-        );
+        assert_eq!(TokenBucket::new(n(AMOUNT_MAX + 1), SECOND, n(1)), Err(Unusable::Amount));
+        assert_eq!(TokenBucket::new(n(1 << 40), SECOND, n(1 << 40)), Err(Unusable::Precision));
         assert!(TokenBucket::new(n(1_000_000), SECOND, n(1_000_000)).is_ok());
     }
 }

@@ -28,12 +28,7 @@ impl Guarded {
     /// `store`, which may take `budget` for each decision.
     #[must_use]
     pub fn new(store: RedisStore, budget: Duration) -> Self {
-        Self {
-            store,
-            budget,
-            in_flight: Cell::new(0),
-            timeouts: Cell::new(0),
-        }
+        Self { store, budget, in_flight: Cell::new(0), timeouts: Cell::new(0) }
     }
 
     fn enter(&self) -> Option<InFlight<'_>> {
@@ -48,10 +43,7 @@ impl Guarded {
         self.timeouts.set(self.timeouts.get() + 1);
         if self.timeouts.get() >= TIMEOUTS_MAX {
             self.timeouts.set(0);
-            tracing::warn!(
-                timeouts = TIMEOUTS_MAX,
-                "Redis does not answer; dropping the connection"
-            );
+            tracing::warn!(timeouts = TIMEOUTS_MAX, "Redis does not answer; dropping the connection");
             self.store.disconnect();
         }
     }

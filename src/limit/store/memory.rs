@@ -4,8 +4,8 @@
 //! lock makes a decision atomic, and callers hardly ever wait for each other.
 //!
 //! Everything has an end. A caller whose limits are all as good as new is forgotten. At `max_callers`, who is not known
-//! yet shares one overflow entry with everybody else who is not: strict, but no attacker can push out a caller that was
-//! denied, nor win a fresh allowance by making the store forget.
+//! yet shares one overflow entry with everybody else on the same plan who is not: strict, but no attacker can push out a
+//! caller that was denied, nor win a fresh allowance by making the store forget, nor use up what another plan has.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -31,8 +31,8 @@ pub struct MemoryStore {
     clock: Arc<dyn Clock>,
     hasher: RandomState,
     shards: Box<[Mutex<Shard>]>,
-    /// What callers share that came when the table was full.
-    overflow: Mutex<Caller>,
+    /// What callers of a plan share that came when the table was full. As many entries as there are plans.
+    overflow: Mutex<HashMap<Box<str>, Caller>>,
     max_callers: usize,
     callers: AtomicUsize,
     overflowed: AtomicU64,
@@ -79,7 +79,7 @@ impl MemoryStore {
         if !self.has_room(&mut shard, now) {
             drop(shard);
             self.overflowed.fetch_add(1, Ordering::Relaxed);
-            return self.overflow.lock().decide(charge, now);
+            return self.overflow.lock().entry(charge.plan.into()).or_default().decide(charge, now);
         }
         let mut caller = Caller::default();
         let decision = caller.decide(charge, now);
@@ -154,9 +154,7 @@ impl Caller {
         let decision = Decision::from_states(limits.iter().map(|limited| limited.standing).collect());
         drop(limits);
         for (rule, state) in charge.rules.iter().zip(states) {
-            self.expires = self
-                .expires
-                .max(now.saturating_add(rule.algorithm.expires_in(&state, now)));
+            self.expires = self.expires.max(now.saturating_add(rule.algorithm.expires_in(&state, now)));
             self.put(&rule.key, state);
         }
         decision
@@ -194,11 +192,7 @@ mod tests {
     }
 
     fn charge<'a>(caller: &'a str, rules: &'a [Rule]) -> Charge<'a> {
-        Charge {
-            caller,
-            rules,
-            cost: NonZeroU64::MIN,
-        }
+        Charge { caller, plan: "plan", rules, cost: NonZeroU64::MIN }
     }
 
     #[test]
@@ -226,10 +220,7 @@ mod tests {
         let rules = rules(1_000);
         // Sixty seconds, so that no unit comes back during the test.
         let window = SlidingWindow::new(NonZeroU64::new(1_000).unwrap(), 60_000_000).unwrap();
-        let rules = [Rule {
-            algorithm: Algorithm::SlidingWindow(window),
-            ..rules[0].clone()
-        }];
+        let rules = [Rule { algorithm: Algorithm::SlidingWindow(window), ..rules[0].clone() }];
         let admitted = AtomicUsize::new(0);
         let barrier = std::sync::Barrier::new(8);
         std::thread::scope(|scope| {

@@ -19,6 +19,8 @@ use super::rule::Rule;
 pub struct Charge<'a> {
     /// The caller's part of the key, already encoded.
     pub caller: &'a str,
+    /// The caller's plan. No part of any key: usage outlives a change of plan.
+    pub plan: &'a str,
     /// Every limit that applies.
     pub rules: &'a [Rule],
     /// Units the request takes from each.

@@ -80,9 +80,7 @@ fn a_reset_is_502() {
 fn a_backend_with_a_full_backlog_is_504() {
     // TMO-1 (e)
     let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-    socket
-        .bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into())
-        .unwrap();
+    socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
     socket.listen(0).unwrap();
     let address = socket.local_addr().unwrap().as_socket().unwrap();
     let mut waiting = Vec::new();
@@ -108,11 +106,7 @@ fn a_target_that_refuses_is_passed_over() {
         // The body was not touched, so it goes whole to the target that accepts.
         let answer = gateway
             .ask("POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello");
-        assert!(
-            answer.ends_with(b"\r\n\r\nhello"),
-            "{}",
-            String::from_utf8_lossy(&answer)
-        );
+        assert!(answer.ends_with(b"\r\n\r\nhello"), "{}", String::from_utf8_lossy(&answer));
         assert_eq!(backend.next().values("host"), [backend.address.to_string()]);
     }
     assert!(backend.saw_nothing_else());
@@ -138,35 +132,14 @@ fn a_request_that_was_sent_is_not_sent_again() {
 fn a_cut_answer_reaches_the_client_as_a_cut_answer() {
     // STR-8: the read error was swallowed, and half a document ended properly.
     for (reply, arrives) in [
-        (
-            Reply::Close as fn(_) -> _,
-            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n",
-        ),
-        (
-            Reply::Close,
-            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\nff\r\nnot all",
-        ),
-        (
-            Reply::Close,
-            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\nrubbish\r\n",
-        ),
-        (
-            Reply::Close,
-            "HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nhalf",
-        ),
+        (Reply::Close as fn(_) -> _, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n"),
+        (Reply::Close, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\nff\r\nnot all"),
+        (Reply::Close, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\nrubbish\r\n"),
+        (Reply::Close, "HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nhalf"),
         (Reply::Close, "HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"),
-        (
-            Reply::Close,
-            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
-        ),
-        (
-            Reply::Reset,
-            "HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nhalf",
-        ),
-        (
-            Reply::Reset,
-            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n",
-        ),
+        (Reply::Close, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"),
+        (Reply::Reset, "HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nhalf"),
+        (Reply::Reset, "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n"),
     ] {
         let backend = Backend::answering(move |_| reply(arrives.as_bytes().to_vec()));
         let answer = Gateway::before(&backend).get("/");
@@ -174,14 +147,8 @@ fn a_cut_answer_reaches_the_client_as_a_cut_answer() {
             // A reset may overtake the head. The client is told the truth then, too.
             continue;
         }
-        assert!(
-            answer.starts_with("HTTP/1.1 200 OK\r\n"),
-            "{arrives:?} gave {answer:?}"
-        );
-        assert!(
-            !answer.ends_with("0\r\n\r\n"),
-            "{arrives:?} ended properly: {answer:?}"
-        );
+        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{arrives:?} gave {answer:?}");
+        assert!(!answer.ends_with("0\r\n\r\n"), "{arrives:?} ended properly: {answer:?}");
         if arrives.contains("1000") {
             assert!(answer.contains("content-length: 1000\r\n"), "{answer:?}");
         }
@@ -266,18 +233,12 @@ fn a_body_over_the_limit_is_413() {
         ("Content-Length: 6\r\n\r\nhello!", "413"),
         ("Content-Length: 18446744073709551615\r\n\r\n", "413"),
         ("Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n", "200"),
-        (
-            "Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n1\r\n!\r\n0\r\n\r\n",
-            "413",
-        ),
+        ("Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n1\r\n!\r\n0\r\n\r\n", "413"),
     ] {
         let mut client = gateway.connect();
         client.send(format!("POST / HTTP/1.1\r\nHost: a.test\r\n{framing}"));
         let head = client.read_head();
-        assert!(
-            head.starts_with(&format!("HTTP/1.1 {status} ")),
-            "{framing:?} gave {head}"
-        );
+        assert!(head.starts_with(&format!("HTTP/1.1 {status} ")), "{framing:?} gave {head}");
     }
     backend.next();
     backend.next();

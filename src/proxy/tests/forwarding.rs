@@ -5,10 +5,7 @@ use actix_web::http::header::HeaderName;
 use super::support::{Backend, Gateway, Reply, Setup, values};
 
 fn head_of(answer: &[u8]) -> &str {
-    let end = answer
-        .windows(4)
-        .position(|window| window == b"\r\n\r\n")
-        .expect("a head");
+    let end = answer.windows(4).position(|window| window == b"\r\n\r\n").expect("a head");
     std::str::from_utf8(&answer[..end + 4]).unwrap()
 }
 
@@ -37,9 +34,8 @@ fn compressed_bodies_keep_their_bytes_and_fields() {
         let gateway = Gateway::before(&backend);
 
         for accepted in ["", "Accept-Encoding: br;q=0.5, gzip\r\n"] {
-            let answer = gateway.ask(format!(
-                "GET / HTTP/1.1\r\nHost: a.test\r\n{accepted}Connection: close\r\n\r\n"
-            ));
+            let answer =
+                gateway.ask(format!("GET / HTTP/1.1\r\nHost: a.test\r\n{accepted}Connection: close\r\n\r\n"));
             assert_eq!(body_of(&answer), coded);
             let head = head_of(&answer);
             assert_eq!(values(head, "content-encoding"), [coding]);
@@ -47,11 +43,7 @@ fn compressed_bodies_keep_their_bytes_and_fields() {
             assert_eq!(values(head, "etag"), ["W/\"5\""]);
 
             let seen = backend.next();
-            let expected: &[&str] = if accepted.is_empty() {
-                &[]
-            } else {
-                &["br;q=0.5, gzip"]
-            };
+            let expected: &[&str] = if accepted.is_empty() { &[] } else { &["br;q=0.5, gzip"] };
             assert_eq!(seen.values("accept-encoding"), expected);
         }
     }
@@ -95,10 +87,7 @@ fn header_bytes_outside_ascii_pass_both_ways() {
         "GET / HTTP/1.1\r\nHost: a.test\r\nX-Name: caf\u{e9}\r\nConnection: close\r\n\r\n",
     );
     let line = b"x-name: caf\xe9\r\n";
-    assert!(
-        answer.windows(line.len()).any(|window| window == line),
-        "{answer:?}"
-    );
+    assert!(answer.windows(line.len()).any(|window| window == line), "{answer:?}");
 }
 
 #[test]
@@ -116,10 +105,9 @@ fn redirects_are_the_clients_to_follow() {
     let gateway = Gateway::before(&backend);
 
     for status in ["301", "302", "303", "307", "308"] {
-        for (method, fields, body) in [
-            ("GET", "", ""),
-            ("POST", "X-Api-Key: k\r\nContent-Length: 4\r\n", "data"),
-        ] {
+        for (method, fields, body) in
+            [("GET", "", ""), ("POST", "X-Api-Key: k\r\nContent-Length: 4\r\n", "data")]
+        {
             let answer = gateway.ask(format!(
                 "{method} /{status} HTTP/1.1\r\nHost: a.test\r\n{fields}Connection: close\r\n\r\n{body}"
             ));
@@ -158,13 +146,7 @@ fn the_path_keeps_its_bytes() {
     // FWD-6: decoded or re-encoded escapes name another resource.
     let backend = Backend::answering(|_| Reply::ok());
     let gateway = Gateway::before(&backend);
-    for path in [
-        "/v1/a%2Fb%3Fc%2Cd%40e%25f/%7Eu/x%20y/@:!$",
-        "/",
-        "//double//",
-        "/%61/%C3%A9",
-        "/a;b=c/,",
-    ] {
+    for path in ["/v1/a%2Fb%3Fc%2Cd%40e%25f/%7Eu/x%20y/@:!$", "/", "//double//", "/%61/%C3%A9", "/a;b=c/,"] {
         gateway.get(path);
         assert_eq!(backend.next().request_line(), format!("GET {path} HTTP/1.1"));
     }
@@ -191,11 +173,8 @@ fn host_is_the_targets_or_the_clients_as_configured() {
             .ask("GET / HTTP/1.1\r\nHost: api.example.test:8080\r\nConnection: close\r\n\r\n");
 
         let seen = backend.next();
-        let expected = if preserve_host {
-            "api.example.test:8080".to_owned()
-        } else {
-            backend.address.to_string()
-        };
+        let expected =
+            if preserve_host { "api.example.test:8080".to_owned() } else { backend.address.to_string() };
         assert_eq!(seen.values("host"), [expected]);
         assert_eq!(seen.values("x-forwarded-host"), ["api.example.test:8080"]);
     }
@@ -212,12 +191,9 @@ fn head_keeps_the_length_and_invents_none() {
         _ => Reply::ok(),
     });
     let gateway = Gateway::before(&backend);
-    for (path, lengths) in [
-        ("/long", &["9513784"][..]),
-        ("/empty", &["0"]),
-        ("/chunked", &[]),
-        ("/unknown", &[]),
-    ] {
+    for (path, lengths) in
+        [("/long", &["9513784"][..]), ("/empty", &["0"]), ("/chunked", &[]), ("/unknown", &[])]
+    {
         let mut client = gateway.connect();
         client.send(format!("HEAD {path} HTTP/1.1\r\nHost: a.test\r\n\r\n"));
         let head = client.read_head();
@@ -227,10 +203,7 @@ fn head_keeps_the_length_and_invents_none() {
         // The next answer on the connection begins right behind.
         client.send("GET /next HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\n\r\n");
         let next = client.read_to_end();
-        assert!(
-            next.starts_with(b"HTTP/1.1 200 OK\r\n") && next.ends_with(b"\r\n\r\nok"),
-            "{path}"
-        );
+        assert!(next.starts_with(b"HTTP/1.1 200 OK\r\n") && next.ends_with(b"\r\n\r\nok"), "{path}");
     }
 }
 
@@ -246,15 +219,11 @@ fn nothing_follows_the_head_of_204_and_304() {
         _ => Reply::ok(),
     });
     let gateway = Gateway::before(&backend);
-    for (request, lengths) in [
-        ("DELETE /204", &[][..]),
-        ("GET /304", &[]),
-        ("GET /304-with-length", &["512"]),
-    ] {
+    for (request, lengths) in
+        [("DELETE /204", &[][..]), ("GET /304", &[]), ("GET /304-with-length", &["512"])]
+    {
         let mut client = gateway.connect();
-        client.send(format!(
-            "{request} HTTP/1.1\r\nHost: a.test\r\nIf-None-Match: \"1\"\r\n\r\n"
-        ));
+        client.send(format!("{request} HTTP/1.1\r\nHost: a.test\r\nIf-None-Match: \"1\"\r\n\r\n"));
         let head = client.read_head();
         assert_eq!(values(&head, "content-length"), lengths, "{request}");
         assert_eq!(values(&head, "transfer-encoding"), [""; 0], "{request}");
@@ -262,11 +231,7 @@ fn nothing_follows_the_head_of_204_and_304() {
 
         client.send("GET /next HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\n\r\n");
         let next = client.read_to_end();
-        assert!(
-            next.starts_with(b"HTTP/1.1 200 OK\r\n"),
-            "{request}: {}",
-            String::from_utf8_lossy(&next)
-        );
+        assert!(next.starts_with(b"HTTP/1.1 200 OK\r\n"), "{request}: {}", String::from_utf8_lossy(&next));
     }
 }
 
@@ -287,32 +252,12 @@ fn requests_are_framed_as_the_client_framed_them() {
         ("POST", "Content-Length: 5\r\n", "hello", Some("5"), None),
         ("GET", "Content-Length: 5\r\n", "hello", Some("5"), None),
         ("DELETE", "Content-Length: 5\r\n", "hello", Some("5"), None),
-        (
-            "POST",
-            "Transfer-Encoding: chunked\r\n",
-            chunks,
-            None,
-            Some("chunked"),
-        ),
-        (
-            "GET",
-            "Transfer-Encoding: chunked\r\n",
-            chunks,
-            None,
-            Some("chunked"),
-        ),
-        (
-            "POST",
-            "Transfer-Encoding: chunked\r\n",
-            "0\r\n\r\n",
-            None,
-            Some("chunked"),
-        ),
+        ("POST", "Transfer-Encoding: chunked\r\n", chunks, None, Some("chunked")),
+        ("GET", "Transfer-Encoding: chunked\r\n", chunks, None, Some("chunked")),
+        ("POST", "Transfer-Encoding: chunked\r\n", "0\r\n\r\n", None, Some("chunked")),
     ] {
         let case = format!("{method} {field}{body}");
-        gateway.ask(format!(
-            "{method} / HTTP/1.1\r\nHost: a.test\r\n{field}Connection: close\r\n\r\n{body}"
-        ));
+        gateway.ask(format!("{method} / HTTP/1.1\r\nHost: a.test\r\n{field}Connection: close\r\n\r\n{body}"));
         let seen = backend.next();
         assert_eq!(seen.values("content-length"), Vec::from_iter(length), "{case}");
         assert_eq!(seen.values("transfer-encoding"), Vec::from_iter(coding), "{case}");
@@ -399,11 +344,7 @@ fn a_status_without_a_name_passes() {
         b"HTTP/1.1 599 Odd\r\nContent-Length: 0\r\n\r\n",
         "GET / HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\n\r\n",
     );
-    assert!(
-        answer.starts_with(b"HTTP/1.1 599 \r\n"),
-        "{}",
-        String::from_utf8_lossy(&answer)
-    );
+    assert!(answer.starts_with(b"HTTP/1.1 599 \r\n"), "{}", String::from_utf8_lossy(&answer));
 }
 
 #[test]
@@ -420,9 +361,7 @@ fn every_method_is_sent_as_it_is() {
     let backend = Backend::answering(|_| Reply::ok());
     let gateway = Gateway::before(&backend);
     for method in ["GET", "PUT", "PATCH", "DELETE", "OPTIONS", "PROPFIND", "QUERY"] {
-        gateway.ask(format!(
-            "{method} /m HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\n\r\n"
-        ));
+        gateway.ask(format!("{method} /m HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\n\r\n"));
         assert_eq!(backend.next().request_line(), format!("{method} /m HTTP/1.1"));
     }
 }

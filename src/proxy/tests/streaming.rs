@@ -75,9 +75,7 @@ fn the_first_byte_of_an_upload_arrives_before_the_last_is_sent() {
             assert_eq!(byte[0], *expected);
             arrived.lock().unwrap().send(byte[0]).unwrap();
         }
-        stream
-            .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-            .unwrap();
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").unwrap();
     });
     let gateway = Gateway::before(&backend);
     let mut client = gateway.connect();
@@ -131,21 +129,14 @@ fn an_upload_waits_for_the_backend() {
         let shared = shared.lock().unwrap();
         shared.0.recv_timeout(PATIENCE).unwrap();
         let total = count(&mut stream, unread.len());
-        stream
-            .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-            .unwrap();
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").unwrap();
         shared.1.send(total).unwrap();
     });
     let gateway = Gateway::before(&backend);
     let mut client = gateway.connect();
-    client.send(format!(
-        "POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: {LARGE}\r\n\r\n"
-    ));
+    client.send(format!("POST / HTTP/1.1\r\nHost: a.test\r\nContent-Length: {LARGE}\r\n\r\n"));
     let sent = fill(&mut client.stream);
-    assert!(
-        sent < UNDER_WAY_MAX,
-        "{sent} bytes were taken and nobody read one"
-    );
+    assert!(sent < UNDER_WAY_MAX, "{sent} bytes were taken and nobody read one");
 
     read_on.send(()).unwrap();
     finish(&mut client.stream, sent);
@@ -161,9 +152,7 @@ fn a_download_waits_for_the_client() {
         if read_head(&mut stream, &mut Vec::new()).is_none() {
             return;
         }
-        stream
-            .write_all(format!("HTTP/1.1 200 OK\r\nContent-Length: {LARGE}\r\n\r\n").as_bytes())
-            .unwrap();
+        stream.write_all(format!("HTTP/1.1 200 OK\r\nContent-Length: {LARGE}\r\n\r\n").as_bytes()).unwrap();
         let sent = fill(&mut stream);
         filled.lock().unwrap().send(sent).unwrap();
         finish(&mut stream, sent);
@@ -172,10 +161,7 @@ fn a_download_waits_for_the_client() {
     let mut client = gateway.connect();
     client.send("GET / HTTP/1.1\r\nHost: a.test\r\n\r\n");
     let sent = under_way.recv_timeout(PATIENCE).unwrap();
-    assert!(
-        sent < UNDER_WAY_MAX,
-        "{sent} bytes were taken and nobody read one"
-    );
+    assert!(sent < UNDER_WAY_MAX, "{sent} bytes were taken and nobody read one");
 
     client.read_head();
     assert_eq!(client.count_rest(LARGE), LARGE);
@@ -230,9 +216,7 @@ fn a_client_that_resets_before_the_head_ends_the_request() {
     let mut client = gateway.connect();
     client.send("GET / HTTP/1.1\r\nHost: a.test\r\n\r\n");
     asking.recv_timeout(PATIENCE).unwrap();
-    socket2::SockRef::from(&client.stream)
-        .set_linger(Some(Duration::ZERO))
-        .unwrap();
+    socket2::SockRef::from(&client.stream).set_linger(Some(Duration::ZERO)).unwrap();
     drop(client);
     assert!(end.recv_timeout(PATIENCE).unwrap());
 }
@@ -246,9 +230,7 @@ fn a_client_that_resets_its_download_ends_the_answer_of_the_backend() {
         if read_head(&mut stream, &mut Vec::new()).is_none() {
             return;
         }
-        stream
-            .write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
-            .unwrap();
+        stream.write_all(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n").unwrap();
         while stream.write_all(b"4\r\nmore\r\n").is_ok() {}
         ended.lock().unwrap().send(()).unwrap();
     });
@@ -265,9 +247,7 @@ fn an_early_answer_to_an_upload_is_delivered() {
     // A backend may say no before it has read everything.
     let backend = Backend::with_connections(|mut stream| {
         if read_head(&mut stream, &mut Vec::new()).is_some() {
-            stream
-                .write_all(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\nno")
-                .unwrap();
+            stream.write_all(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\nno").unwrap();
             ends(stream);
         }
     });
@@ -286,9 +266,7 @@ fn connections_to_the_backend_are_kept() {
         opened.lock().unwrap().send(()).unwrap();
         let mut unread = Vec::new();
         while read_head(&mut stream, &mut unread).is_some() {
-            stream
-                .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-                .unwrap();
+            stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").unwrap();
         }
     });
     let gateway = Gateway::before(&backend);
@@ -306,9 +284,7 @@ fn a_backend_that_closes_its_idle_connections_costs_no_request() {
     let closed = Mutex::new(closed);
     let backend = Backend::with_connections(move |mut stream| {
         if read_head(&mut stream, &mut Vec::new()).is_some() {
-            stream
-                .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
-                .unwrap();
+            stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").unwrap();
             stream.shutdown(Shutdown::Write).unwrap();
             closed.lock().unwrap().send(ends(stream)).unwrap();
         }
@@ -316,9 +292,6 @@ fn a_backend_that_closes_its_idle_connections_costs_no_request() {
     let gateway = Gateway::before(&backend);
     for _ in 0..20 {
         assert!(gateway.get("/").ends_with("ok"));
-        assert!(
-            closing.recv_timeout(PATIENCE).unwrap(),
-            "the gateway keeps a connection that is closed"
-        );
+        assert!(closing.recv_timeout(PATIENCE).unwrap(), "the gateway keeps a connection that is closed");
     }
 }

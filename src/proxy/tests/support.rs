@@ -75,39 +75,22 @@ impl Gateway {
             System::new().block_on(async move {
                 let server = HttpServer::new(move || {
                     let upstreams = Upstreams::new(std::slice::from_ref(&setup.upstream)).unwrap();
-                    let state = State {
-                        setup: setup.clone(),
-                        upstreams,
-                    };
-                    App::new()
-                        .app_data(Data::new(state))
-                        .default_service(web::to(forward))
+                    let state = State { setup: setup.clone(), upstreams };
+                    App::new().app_data(Data::new(state)).default_service(web::to(forward))
                 });
-                let server = server
-                    .workers(1)
-                    .disable_signals()
-                    .listen(listener)
-                    .unwrap()
-                    .run();
+                let server = server.workers(1).disable_signals().listen(listener).unwrap().run();
                 started.send(server.handle()).unwrap();
                 server.await.unwrap();
             });
         });
         let server = handle.recv_timeout(PATIENCE).unwrap();
-        Self {
-            address,
-            server,
-            thread: Some(thread),
-        }
+        Self { address, server, thread: Some(thread) }
     }
 
     pub(super) fn connect(&self) -> Client {
         let stream = TcpStream::connect(self.address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        Client {
-            stream,
-            unread: Vec::new(),
-        }
+        Client { stream, unread: Vec::new() }
     }
 
     /// Sends `request` on a connection of its own and returns everything that comes back until it is closed.
@@ -119,9 +102,7 @@ impl Gateway {
 
     /// `GET path`, as text.
     pub(super) fn get(&self, path: &str) -> String {
-        let answer = self.ask(format!(
-            "GET {path} HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\n\r\n"
-        ));
+        let answer = self.ask(format!("GET {path} HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\n\r\n"));
         String::from_utf8(answer).unwrap()
     }
 }
@@ -151,11 +132,7 @@ async fn forward(request: HttpRequest, payload: Payload, state: Data<State>) -> 
         plan: "free",
         max_body: state.setup.max_body,
     };
-    match state
-        .upstreams
-        .forward("api", outgoing, payload, &Pass::granted())
-        .await
-    {
+    match state.upstreams.forward("api", outgoing, payload, &Pass::granted()).await {
         Ok(answer) => answer.response,
         Err(failure) => HttpResponse::build(status_of(&failure)).body(failure.to_string()),
     }
@@ -310,9 +287,7 @@ impl Backend {
                     }
                     Reply::Reset(bytes) => {
                         stream.write_all(&bytes).unwrap();
-                        socket2::SockRef::from(&stream)
-                            .set_linger(Some(Duration::ZERO))
-                            .unwrap();
+                        socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
                         return;
                     }
                     Reply::Silence => {}
@@ -341,27 +316,17 @@ impl Backend {
                 std::thread::spawn(move || serve(stream.unwrap()));
             }
         });
-        Self {
-            address,
-            seen,
-            accepting: Some(accepting),
-            closing,
-        }
+        Self { address, seen, accepting: Some(accepting), closing }
     }
 
     /// The next request that arrived.
     pub(super) fn next(&self) -> Seen {
-        self.seen
-            .recv_timeout(PATIENCE)
-            .expect("a request at the backend")
+        self.seen.recv_timeout(PATIENCE).expect("a request at the backend")
     }
 
     /// That nothing arrived which was not taken with [`next`](Self::next).
     pub(super) fn saw_nothing_else(&self) -> bool {
-        matches!(
-            self.seen.recv_timeout(Duration::ZERO),
-            Err(RecvTimeoutError::Timeout)
-        )
+        matches!(self.seen.recv_timeout(Duration::ZERO), Err(RecvTimeoutError::Timeout))
     }
 }
 

@@ -130,12 +130,7 @@ impl Backend {
     /// The newest request. Fails when there was none.
     #[track_caller]
     pub(crate) fn last(&self) -> Received {
-        self.log
-            .received
-            .lock()
-            .last()
-            .cloned()
-            .expect("the upstream has seen a request")
+        self.log.received.lock().last().cloned().expect("the upstream has seen a request")
     }
 }
 
@@ -184,13 +179,7 @@ fn serve(stream: TcpStream, log: &Log, handler: &Handler) -> io::Result<()> {
             body_length += piece.len() as u64;
             log.body_bytes.fetch_add(piece.len() as u64, Ordering::Relaxed);
         })?;
-        let request = Received {
-            head,
-            raw: wire.take_raw(),
-            body,
-            body_length,
-            ending,
-        };
+        let request = Received { head, raw: wire.take_raw(), body, body_length, ending };
         if log.count.fetch_add(1, Ordering::Relaxed) < KEPT_REQUESTS {
             log.received.lock().push(request.clone());
         }

@@ -25,9 +25,7 @@ impl Connection {
     pub(crate) fn open_from(source: IpAddr, address: SocketAddr) -> Self {
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
         socket.bind(&SocketAddr::new(source, 0).into()).unwrap();
-        socket
-            .connect(&address.into())
-            .expect("the gateway accepts connections");
+        socket.connect(&address.into()).expect("the gateway accepts connections");
         Self::over(socket.into())
     }
 
@@ -35,9 +33,7 @@ impl Connection {
         stream.set_nodelay(true).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.set_write_timeout(Some(PATIENCE)).unwrap();
-        Self {
-            wire: Wire::new(stream),
-        }
+        Self { wire: Wire::new(stream) }
     }
 
     /// Writes these bytes.
@@ -89,12 +85,7 @@ impl Connection {
                 _ => head.framing().unwrap_or(Framing::UntilClose),
             };
             let ending = self.wire.body(framing, sink)?;
-            return Ok(Some(Answer {
-                status,
-                head,
-                body: Vec::new(),
-                ending,
-            }));
+            return Ok(Some(Answer { status, head, body: Vec::new(), ending }));
         }
     }
 
@@ -170,13 +161,7 @@ impl Answer {
     /// Fails unless the status is `status`; hands the answer on.
     #[track_caller]
     pub(crate) fn expect(self, status: u16) -> Self {
-        assert_eq!(
-            self.status,
-            status,
-            "{:#?}\n{}",
-            self.head,
-            String::from_utf8_lossy(&self.body)
-        );
+        assert_eq!(self.status, status, "{:#?}\n{}", self.head, String::from_utf8_lossy(&self.body));
         self
     }
 
@@ -185,9 +170,7 @@ impl Answer {
     pub(crate) fn retry_after(&self) -> Option<u64> {
         let lines = self.head.lines("retry-after");
         assert!(lines.len() <= 1, "several Retry-After lines: {lines:?}");
-        lines
-            .first()
-            .map(|text| text.parse().expect("Retry-After is a whole number"))
+        lines.first().map(|text| text.parse().expect("Retry-After is a whole number"))
     }
 
     /// A parameter of this limit's item in `RateLimit`, such as `r` or `t`.
@@ -205,26 +188,19 @@ impl Answer {
     /// What is left of this limit (`r`). Fails when the answer does not say.
     #[track_caller]
     pub(crate) fn remaining(&self, limit: &str) -> u64 {
-        self.rate_limit(limit, "r")
-            .unwrap_or_else(|| panic!("no remaining for {limit}: {:#?}", self.head))
+        self.rate_limit(limit, "r").unwrap_or_else(|| panic!("no remaining for {limit}: {:#?}", self.head))
     }
 }
 
 /// A parameter of the item `name` in an RFC 9651 list of strings. Names in tests hold no comma and no semicolon.
 #[track_caller]
 fn parameter_of(list: &str, name: &str, parameter: &str) -> Option<u64> {
-    let item = list
-        .split(',')
-        .map(str::trim)
-        .find(|item| item.split(';').next() == Some(&format!("\"{name}\"")))?;
+    let item =
+        list.split(',').map(str::trim).find(|item| item.split(';').next() == Some(&format!("\"{name}\"")))?;
     item.split(';')
         .skip(1)
         .find_map(|pair| pair.strip_prefix(parameter)?.strip_prefix('='))
-        .map(|number| {
-            number
-                .parse()
-                .expect("a parameter is a whole number, never negative")
-        })
+        .map(|number| number.parse().expect("a parameter is a whole number, never negative"))
 }
 
 /// A request that is put together by a test.
@@ -239,12 +215,7 @@ pub(crate) struct Request {
 impl Request {
     /// A request for `target`, written into the request line as it is.
     pub(crate) fn new(method: &str, target: &str) -> Self {
-        Self {
-            method: method.to_owned(),
-            target: target.to_owned(),
-            fields: Vec::new(),
-            body: Vec::new(),
-        }
+        Self { method: method.to_owned(), target: target.to_owned(), fields: Vec::new(), body: Vec::new() }
     }
 
     /// A GET request.
@@ -273,11 +244,7 @@ impl Request {
     /// The bytes on the wire, with a `Host` unless the test wrote one.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = format!("{} {} HTTP/1.1\r\n", self.method, self.target).into_bytes();
-        if !self
-            .fields
-            .iter()
-            .any(|(name, _)| name.eq_ignore_ascii_case("host"))
-        {
+        if !self.fields.iter().any(|(name, _)| name.eq_ignore_ascii_case("host")) {
             bytes.extend_from_slice(b"Host: api.example.test\r\n");
         }
         for (name, value) in &self.fields {

@@ -74,9 +74,7 @@ impl Config {
 
     /// A route to the one upstream, with further lines.
     pub(crate) fn route(self, name: &str, path: &str, lines: &str) -> Self {
-        self.table(&format!(
-            "[routes.{name}]\npath = \"{path}\"\nupstream = \"api\"\n{lines}"
-        ))
+        self.table(&format!("[routes.{name}]\npath = \"{path}\"\nupstream = \"api\"\n{lines}"))
     }
 
     /// An API key of this account. The account may hold any character.
@@ -117,10 +115,8 @@ impl Config {
 
 /// The hash of a key as the configuration wants it.
 pub(crate) fn sha256_hex(text: &str) -> String {
-    Sha256::digest(text.as_bytes())
-        .iter()
-        .fold(String::new(), |mut hex, byte| {
-            write!(hex, "{byte:02x}").unwrap();
-            hex
-        })
+    Sha256::digest(text.as_bytes()).iter().fold(String::new(), |mut hex, byte| {
+        write!(hex, "{byte:02x}").unwrap();
+        hex
+    })
 }

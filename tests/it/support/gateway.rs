@@ -50,12 +50,8 @@ pub(crate) fn run(verb: &str, config: &str, environment: &[(&str, &str)]) -> Fin
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("tollgate.toml");
     std::fs::write(&file, config).unwrap();
-    let mut process = Process::start(
-        tollgate()
-            .args([verb, "-c"])
-            .arg(&file)
-            .envs(environment.iter().copied()),
-    );
+    let mut process =
+        Process::start(tollgate().args([verb, "-c"]).arg(&file).envs(environment.iter().copied()));
     let code = process.wait(START_LIMIT);
     let output = [process.stdout.all(), process.stderr.all()].concat().join("\n");
     Finished { code, output }
@@ -75,10 +71,7 @@ impl Gateway {
         let file = directory.path().join("tollgate.toml");
         std::fs::write(&file, config).unwrap();
         let mut command = tollgate();
-        command
-            .args(["serve", "-c"])
-            .arg(&file)
-            .envs(environment.iter().copied());
+        command.args(["serve", "-c"]).arg(&file).envs(environment.iter().copied());
         Self::launch(&mut command, directory, |process| {
             process.stderr.all().iter().find_map(|line| listening(line))
         })
@@ -89,9 +82,7 @@ impl Gateway {
     pub(crate) fn demo() -> Self {
         let mut command = tollgate();
         command.args(["demo", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
-        Self::launch(&mut command, tempfile::tempdir().unwrap(), |process| {
-            introduced(&process.stdout.all())
-        })
+        Self::launch(&mut command, tempfile::tempdir().unwrap(), |process| introduced(&process.stdout.all()))
     }
 
     #[track_caller]
@@ -112,12 +103,7 @@ impl Gateway {
             );
             found
         });
-        Self {
-            process,
-            public,
-            admin,
-            _directory: directory,
-        }
+        Self { process, public, admin, _directory: directory }
     }
 
     /// The address of the public listener.
@@ -137,10 +123,7 @@ impl Gateway {
 
     /// A request to build on; nothing is sent yet.
     pub(crate) fn call(&self, method: &str, target: &str) -> Call<'_> {
-        Call {
-            gateway: self,
-            request: Request::new(method, target),
-        }
+        Call { gateway: self, request: Request::new(method, target) }
     }
 
     /// A GET request to build on.
@@ -179,17 +162,12 @@ impl Gateway {
     /// The sum of all samples of this metric that carry these labels.
     #[track_caller]
     pub(crate) fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
-        let wanted: Vec<String> = labels
-            .iter()
-            .map(|(label, value)| format!("{label}=\"{value}\""))
-            .collect();
+        let wanted: Vec<String> =
+            labels.iter().map(|(label, value)| format!("{label}=\"{value}\"")).collect();
         let exposition = self.admin("/metrics").expect(200).text();
         exposition
             .lines()
-            .filter(|line| {
-                line.strip_prefix(name)
-                    .is_some_and(|rest| rest.starts_with(['{', ' ']))
-            })
+            .filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' '])))
             .filter(|line| wanted.iter().all(|label| line.contains(label.as_str())))
             .map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
             .sum()
@@ -215,9 +193,7 @@ impl Gateway {
     pub(crate) fn logged(&self, answer: &Answer) -> Value {
         let id = answer.header("x-request-id").expect("every answer carries an id");
         eventually("the line of a request", Duration::from_secs(10), || {
-            self.access_log(1)
-                .into_iter()
-                .find(|line| line["request_id"] == id)
+            self.access_log(1).into_iter().find(|line| line["request_id"] == id)
         })
     }
 
@@ -253,11 +229,7 @@ impl Gateway {
 impl Drop for Gateway {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            super::say(&format!(
-                "gateway on {}:\n{}",
-                self.public,
-                self.process.excerpt()
-            ));
+            super::say(&format!("gateway on {}:\n{}", self.public, self.process.excerpt()));
         }
     }
 }

@@ -74,10 +74,7 @@ pub(crate) fn under_load<T>(
         // The threads must end also when `during` fails, or the scope would wait for ever.
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(during));
         over.store(true, Ordering::Relaxed);
-        let samples = threads
-            .into_iter()
-            .flat_map(|thread| thread.join().unwrap())
-            .collect();
+        let samples = threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect();
         match outcome {
             Ok(value) => (samples, value),
             Err(failure) => std::panic::resume_unwind(failure),
@@ -90,30 +87,18 @@ pub(crate) fn under_load<T>(
 pub(crate) fn sample(connection: &mut Connection, request: &Request) -> Sample {
     let sent = Instant::now();
     let answer = request.on(connection);
-    Sample {
-        status: answer.status,
-        sent,
-        received: Instant::now(),
-    }
+    Sample { status: answer.status, sent, received: Instant::now() }
 }
 
 /// How many of these were answered with `status`.
 pub(crate) fn count<'a>(samples: impl IntoIterator<Item = &'a Sample>, status: u16) -> usize {
-    samples
-        .into_iter()
-        .filter(|sample| sample.status == status)
-        .count()
+    samples.into_iter().filter(|sample| sample.status == status).count()
 }
 
 /// Fails when any status is none of `allowed`.
 #[track_caller]
 pub(crate) fn only<'a>(samples: impl IntoIterator<Item = &'a Sample>, allowed: &[u16]) {
     for sample in samples {
-        assert!(
-            allowed.contains(&sample.status),
-            "status {} after {:?}",
-            sample.status,
-            sample.duration()
-        );
+        assert!(allowed.contains(&sample.status), "status {} after {:?}", sample.status, sample.duration());
     }
 }

@@ -62,12 +62,7 @@ impl Process {
             .unwrap_or_else(|error| panic!("cannot start {command:?}: {error}"));
         let (stdout, read_stdout) = Lines::follow(child.stdout.take().unwrap());
         let (stderr, read_stderr) = Lines::follow(child.stderr.take().unwrap());
-        Self {
-            child,
-            stdout,
-            stderr,
-            readers: vec![read_stdout, read_stderr],
-        }
+        Self { child, stdout, stderr, readers: vec![read_stdout, read_stderr] }
     }
 
     /// Its process id.
@@ -94,10 +89,8 @@ impl Process {
     /// Sends it a signal by name, for example `STOP`.
     pub(crate) fn signal(&self, name: &str) {
         // The shell's own `kill`, since this project has no unsafe code and so no libc call.
-        let status = Command::new("sh")
-            .args(["-c", &format!("kill -s {name} {}", self.id())])
-            .status()
-            .unwrap();
+        let status =
+            Command::new("sh").args(["-c", &format!("kill -s {name} {}", self.id())]).status().unwrap();
         assert!(status.success(), "cannot send {name} to {}", self.id());
     }
 
@@ -114,11 +107,7 @@ impl Process {
             let lines = lines.all();
             lines[lines.len().saturating_sub(40)..].join("\n")
         };
-        format!(
-            "--- stdout (end)\n{}\n--- stderr (end)\n{}",
-            tail(&self.stdout),
-            tail(&self.stderr)
-        )
+        format!("--- stdout (end)\n{}\n--- stderr (end)\n{}", tail(&self.stdout), tail(&self.stderr))
     }
 }
 

@@ -45,20 +45,12 @@ impl Redis {
 
     /// A port and a directory, and no server yet.
     pub(crate) fn absent() -> Self {
-        Self {
-            process: None,
-            port: free_port(),
-            directory: tempfile::tempdir().unwrap(),
-            cluster: false,
-        }
+        Self { process: None, port: free_port(), directory: tempfile::tempdir().unwrap(), cluster: false }
     }
 
     fn start_as(cluster: bool) -> Self {
         for _ in 0..PORT_ATTEMPTS {
-            let mut redis = Self {
-                cluster,
-                ..Self::absent()
-            };
+            let mut redis = Self { cluster, ..Self::absent() };
             if cluster && redis.port > u16::MAX - 10_000 {
                 continue;
             }
@@ -72,11 +64,7 @@ impl Redis {
     /// Starts the server on the port it has, with the data that was saved.
     #[track_caller]
     pub(crate) fn launch(&mut self) {
-        assert!(
-            self.try_launch(),
-            "redis-server does not come up on port {}",
-            self.port
-        );
+        assert!(self.try_launch(), "redis-server does not come up on port {}", self.port);
     }
 
     fn try_launch(&mut self) -> bool {
@@ -90,10 +78,7 @@ impl Redis {
             command.args(["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"]);
         }
         let installed = Command::new("redis-server").arg("--version").output().is_ok();
-        assert!(
-            installed,
-            "redis-server is not on the PATH; ./test installs it (apt: redis-server)"
-        );
+        assert!(installed, "redis-server is not on the PATH; ./test installs it (apt: redis-server)");
         let mut process = Process::start(&mut command);
         let up = eventually("redis-server to start or to give up", START_LIMIT, || {
             if process.exit_code().is_some() {
@@ -231,19 +216,13 @@ impl Cluster {
             .args(["--cluster-replicas", "0", "--cluster-yes"])
             .output()
             .expect("redis-cli is on the PATH; ./test installs it (apt: redis-tools)");
-        assert!(
-            output.status.success(),
-            "no cluster: {}",
-            String::from_utf8_lossy(&output.stdout)
-        );
+        assert!(output.status.success(), "no cluster: {}", String::from_utf8_lossy(&output.stdout));
         for node in &nodes {
             eventually("cluster_state:ok", START_LIMIT, || {
                 let Reply::Bytes(Some(info)) = node.cmd(&["CLUSTER", "INFO"]) else {
                     return None;
                 };
-                String::from_utf8_lossy(&info)
-                    .contains("cluster_state:ok")
-                    .then_some(())
+                String::from_utf8_lossy(&info).contains("cluster_state:ok").then_some(())
             });
         }
         Self { nodes }
@@ -256,11 +235,7 @@ impl Cluster {
 
     /// The `[store]` tables of a gateway that counts here.
     pub(crate) fn tables(&self) -> String {
-        let urls: Vec<String> = self
-            .nodes
-            .iter()
-            .map(|node| format!("\"{}\"", node.url()))
-            .collect();
+        let urls: Vec<String> = self.nodes.iter().map(|node| format!("\"{}\"", node.url())).collect();
         format!(
             "[store]\nkind = \"redis\"\non_failure = \"deny\"\n\n[store.redis]\nmode = \"cluster\"\nnodes = [{}]\nbudget = \"2s\"",
             urls.join(", ")
@@ -270,11 +245,7 @@ impl Cluster {
 
 /// A port that was free a moment ago. Whoever takes it retries when it is gone.
 fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port()
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 fn read_reply(source: &mut impl BufRead) -> std::io::Result<Reply> {

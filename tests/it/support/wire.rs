@@ -74,16 +74,11 @@ impl Head {
     /// What the length fields say; `None` when they say nothing.
     pub(crate) fn framing(&self) -> Option<Framing> {
         if let Some(coding) = self.field("transfer-encoding") {
-            assert!(
-                coding.eq_ignore_ascii_case("chunked"),
-                "an unknown transfer coding: {coding}"
-            );
+            assert!(coding.eq_ignore_ascii_case("chunked"), "an unknown transfer coding: {coding}");
             return Some(Framing::Chunked);
         }
         let length = self.field("content-length")?;
-        Some(Framing::Length(
-            length.parse().expect("a content-length is a number"),
-        ))
+        Some(Framing::Length(length.parse().expect("a content-length is a number")))
     }
 }
 
@@ -99,12 +94,7 @@ pub(crate) struct Wire {
 impl Wire {
     /// Reads from `stream`.
     pub(crate) fn new(stream: TcpStream) -> Self {
-        Self {
-            stream,
-            buffer: Vec::new(),
-            start: 0,
-            tap: Vec::new(),
-        }
+        Self { stream, buffer: Vec::new(), start: 0, tap: Vec::new() }
     }
 
     /// The socket, for writing.
@@ -170,9 +160,7 @@ impl Wire {
             if self.unread().is_empty() && self.fill_or_end()? == 0 {
                 return Ok(Ending::Cut);
             }
-            let here = usize::try_from(missing)
-                .unwrap_or(usize::MAX)
-                .min(self.unread().len());
+            let here = usize::try_from(missing).unwrap_or(usize::MAX).min(self.unread().len());
             let piece = self.consume(here);
             sink(&piece);
             missing -= here as u64;

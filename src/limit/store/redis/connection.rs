@@ -66,10 +66,7 @@ impl Opener {
         match topology {
             Topology::Standalone(url) => Ok(Self::Standalone(Box::new(Client::open(settings(&url)?)?))),
             Topology::Cluster(urls) => {
-                let nodes = urls
-                    .iter()
-                    .map(|url| settings(url))
-                    .collect::<Result<Vec<_>, _>>()?;
+                let nodes = urls.iter().map(|url| settings(url)).collect::<Result<Vec<_>, _>>()?;
                 // The library's defaults wait 1.3 s before a retry and for ever for an answer.
                 let client = ClusterClientBuilder::new(nodes)
                     .retries(2)
@@ -92,23 +89,17 @@ impl Opener {
                     .set_connection_timeout(Some(CONNECT_TIMEOUT))
                     // The deadline is the caller's: one around the whole step, not one for each answer.
                     .set_response_timeout(None);
-                client
-                    .get_multiplexed_async_connection_with_config(&config)
-                    .await
-                    .map(Link::Standalone)
+                client.get_multiplexed_async_connection_with_config(&config).await.map(Link::Standalone)
             }
-            Self::Cluster(client) => client
-                .get_async_connection()
-                .await
-                .map(|link| Link::Cluster(Box::new(link))),
+            Self::Cluster(client) => {
+                client.get_async_connection().await.map(|link| Link::Cluster(Box::new(link)))
+            }
         }
     }
 }
 
 fn tcp() -> TcpSettings {
-    TcpSettings::default()
-        .set_nodelay(true)
-        .set_user_timeout(USER_TIMEOUT)
+    TcpSettings::default().set_nodelay(true).set_user_timeout(USER_TIMEOUT)
 }
 
 fn settings(url: &str) -> Result<ConnectionInfo, OpenError> {
@@ -163,12 +154,7 @@ impl Connection {
     pub(super) fn new(topology: Topology, patience: Duration) -> Result<Self, OpenError> {
         let opener = Rc::new(Opener::new(topology, patience)?);
         let status = watch::Sender::new(Status::Away);
-        Ok(Self {
-            opener,
-            status,
-            opening: RefCell::new(None),
-            patience,
-        })
+        Ok(Self { opener, status, opening: RefCell::new(None), patience })
     }
 
     /// A handle on the open connection.

@@ -36,11 +36,7 @@ impl RedisStore {
     /// When the topology's addresses cannot be understood.
     pub fn new(topology: Topology, prefix: &str, patience: Duration) -> Result<Self, OpenError> {
         let connection = Connection::new(topology, patience)?;
-        Ok(Self {
-            connection,
-            script: Rc::new(Script::new()),
-            prefix: prefix.into(),
-        })
+        Ok(Self { connection, script: Rc::new(Script::new()), prefix: prefix.into() })
     }
 
     /// Whether Redis answers at all.
@@ -49,10 +45,7 @@ impl RedisStore {
     /// When it does not.
     pub async fn ping(&self) -> Result<(), StoreError> {
         let mut link = self.connection.link().await?;
-        link.ask(&::redis::cmd("PING"))
-            .await
-            .map(drop)
-            .map_err(|error| store_error(&error))
+        link.ask(&::redis::cmd("PING")).await.map(drop).map_err(|error| store_error(&error))
     }
 
     /// Lets go of the connection, so that nothing more is buffered for a Redis that does not answer.
@@ -138,26 +131,14 @@ fn decision(value: &Value, limits: usize) -> Result<Decision, StoreError> {
             _ => Err(StoreError::Nonsense("not a whole number")),
         })
         .collect::<Result<_, _>>()?;
-    let states: Option<States> = numbers
-        .chunks_exact(3)
-        .map(|state| standing(state[0], state[1], state[2]))
-        .collect();
-    states
-        .map(Decision::from_states)
-        .ok_or(StoreError::Nonsense("a negative number"))
+    let states: Option<States> =
+        numbers.chunks_exact(3).map(|state| standing(state[0], state[1], state[2])).collect();
+    states.map(Decision::from_states).ok_or(StoreError::Nonsense("a negative number"))
 }
 
 fn standing(wait: i64, remaining: i64, next: i64) -> Option<Standing> {
-    let wait = if wait == -1 {
-        None
-    } else {
-        Some(u64::try_from(wait).ok()?)
-    };
-    Some(Standing {
-        wait,
-        remaining: u64::try_from(remaining).ok()?,
-        next: u64::try_from(next).ok()?,
-    })
+    let wait = if wait == -1 { None } else { Some(u64::try_from(wait).ok()?) };
+    Some(Standing { wait, remaining: u64::try_from(remaining).ok()?, next: u64::try_from(next).ok()? })
 }
 
 /// The error without the server's words behind the code: they may hold a key, and so a caller.

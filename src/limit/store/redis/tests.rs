@@ -32,10 +32,7 @@ impl Server {
     }
 
     fn connect(&self) -> ::redis::Connection {
-        let url = format!(
-            "redis+unix://{}",
-            self.directory.path().join("redis.sock").display()
-        );
+        let url = format!("redis+unix://{}", self.directory.path().join("redis.sock").display());
         let client = ::redis::Client::open(url).unwrap();
         let deadline = crate::clock::instant() + Duration::from_secs(10);
         loop {
@@ -66,10 +63,7 @@ impl Lua {
         let topology = Topology::Standalone("redis://127.0.0.1:1".to_owned());
         let mut store = RedisStore::new(topology, "test", Duration::ZERO).unwrap();
         store.script = Rc::new(Script::for_tests());
-        Self {
-            connection: server.connect(),
-            store,
-        }
+        Self { connection: server.connect(), store }
     }
 
     fn decide(&mut self, charge: Charge<'_>, now: Micros) -> Decision {
@@ -85,19 +79,11 @@ fn n(value: u64) -> NonZeroU64 {
 }
 
 fn window(name: &str, limit: u64, per: Micros) -> Rule {
-    Rule::new(
-        name,
-        Scope::Plan,
-        Algorithm::SlidingWindow(SlidingWindow::new(n(limit), per).unwrap()),
-    )
+    Rule::new(name, Scope::Plan, Algorithm::SlidingWindow(SlidingWindow::new(n(limit), per).unwrap()))
 }
 
 fn bucket(name: &str, limit: u64, per: Micros, burst: u64) -> Rule {
-    Rule::new(
-        name,
-        Scope::Plan,
-        Algorithm::TokenBucket(TokenBucket::new(n(limit), per, n(burst)).unwrap()),
-    )
+    Rule::new(name, Scope::Plan, Algorithm::TokenBucket(TokenBucket::new(n(limit), per, n(burst)).unwrap()))
 }
 
 const SECOND: Micros = 1_000_000;
@@ -109,11 +95,7 @@ fn tables() -> Vec<Vec<Rule>> {
         vec![window("a", 3, SECOND)],
         vec![window("a", 20, 10 * SECOND), bucket("b", 5, SECOND, 10)],
         vec![bucket("b", 7, 3 * SECOND, 4), window("a", 100, 10 * SECOND)],
-        vec![
-            window("a", EXACT_MAX + 50, 10 * SECOND),
-            window("c", 40, day),
-            bucket("b", 5, SECOND, 30),
-        ],
+        vec![window("a", EXACT_MAX + 50, 10 * SECOND), window("c", 40, day), bucket("b", 5, SECOND, 30)],
         vec![window("a", 30, day), window("c", EXACT_MAX + 1, 60 * SECOND)],
         vec![window("c", 200, 60 * SECOND), window("d", 1, 400 * day)],
     ]
@@ -177,7 +159,7 @@ fn lua_and_rust_agree_on_random_traces() {
             };
             now += pause;
             clock.set(now.cast_unsigned());
-            let charge = Charge { caller: "acct.a", rules, cost: n(cost) };
+            let charge = Charge { caller: "acct.a", plan: "plan", rules, cost: n(cost) };
             let (expected, got) = (memory.decide_now(charge), lua.decide(charge, now.cast_unsigned()));
             prop_assert_eq!(&expected, &got, "step {} {:?}", index, step);
             (wait, last_cost) = (expected.wait().map_or(0, Micros::cast_signed), cost);
@@ -195,11 +177,7 @@ fn lua_and_rust_agree_on_a_long_busy_ring() {
     let rules = [window("a", EXACT_MAX, 10 * SECOND)];
     for step in 0..4_000u64 {
         clock.advance(Duration::from_millis(1 + step * 7 % 30));
-        let charge = Charge {
-            caller: "acct.a",
-            rules: &rules,
-            cost: n(1 + step % 9),
-        };
+        let charge = Charge { caller: "acct.a", plan: "plan", rules: &rules, cost: n(1 + step % 9) };
         let now = crate::clock::Clock::now(&*clock);
         assert_eq!(memory.decide_now(charge), lua.decide(charge, now), "step {step}");
     }
@@ -209,16 +187,7 @@ fn lua_and_rust_agree_on_a_long_busy_ring() {
 fn nonsense_is_a_store_failure_and_never_a_decision() {
     let list = |items: &[i64]| Value::Array(items.iter().copied().map(Value::Int).collect());
     assert!(decision(&list(&[1, 0, 5, 9]), 1).is_ok());
-    for nonsense in [
-        Value::Nil,
-        Value::Okay,
-        list(&[1, 0, 5]),
-        list(&[1, -2, 5, 9]),
-        list(&[1, 0, -1, 0]),
-    ] {
-        assert!(
-            matches!(decision(&nonsense, 1), Err(StoreError::Nonsense(_))),
-            "{nonsense:?}"
-        );
+    for nonsense in [Value::Nil, Value::Okay, list(&[1, 0, 5]), list(&[1, -2, 5, 9]), list(&[1, 0, -1, 0])] {
+        assert!(matches!(decision(&nonsense, 1), Err(StoreError::Nonsense(_))), "{nonsense:?}");
     }
 }
