@@ -15,6 +15,7 @@
 //! | `observing` | metrics, access log, no credential anywhere |
 //! | `memory` | bounded memory under big bodies and many callers |
 //! | `demo` | the first command a newcomer runs |
+//! | `tidy` | the house rules: which room may name what, over the source text |
 //! | `harness` | that the harness itself sees what it is meant to see |
 //!
 //! A test begins with the id of its case and the bug it guards against, in a sentence. Longer runs are `#[ignore]`d
@@ -42,3 +43,4 @@ mod paths;
 mod proxying;
 mod redis;
 mod support;
+mod tidy;

@@ -10,7 +10,9 @@ mod gateway;
 pub(crate) mod load;
 mod process;
 mod redis;
+pub(crate) mod source;
 mod store;
+pub(crate) mod tree;
 mod wire;
 
 use std::io::Write;
