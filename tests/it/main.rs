@@ -16,6 +16,7 @@
 //! | `memory` | bounded memory under big bodies and many callers |
 //! | `demo` | the first command a newcomer runs |
 //! | `tidy` | the house rules: which room may name what, over the source text |
+//! | `docs` | the manual says what the program does: settings, examples, links, commands, the first curl |
 //! | `harness` | that the harness itself sees what it is meant to see |
 //!
 //! A test begins with the id of its case and the bug it guards against, in a sentence. Longer runs are `#[ignore]`d
@@ -31,6 +32,7 @@
 mod addresses;
 mod answers;
 mod demo;
+mod docs;
 mod framing;
 mod harness;
 mod identity;
