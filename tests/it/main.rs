@@ -13,6 +13,7 @@
 //! | `redis` | keys, expiry, scripts, restart, cluster |
 //! | `outage` | Redis absent, refusing, frozen |
 //! | `observing` | metrics, access log, no credential anywhere |
+//! | `dashboards` | every panel and alert has data, in a real Prometheus |
 //! | `memory` | bounded memory under big bodies and many callers |
 //! | `demo` | the first command a newcomer runs |
 //! | `tidy` | the house rules: which room may name what, over the source text |
@@ -31,6 +32,7 @@
 
 mod addresses;
 mod answers;
+mod dashboards;
 mod demo;
 mod docs;
 mod framing;
