@@ -262,10 +262,6 @@ fn dashboards_alerts_and_guides_name_only_metrics_that_exist() {
     let mut named = BTreeSet::new();
     for file in files {
         for name in metrics_in(&tree::text(&file)) {
-            // A token file of a guide, not a metric.
-            if name == "tollgate_admin" {
-                continue;
-            }
             assert!(exists(&name), "{file}: there is no metric {name}");
             named.insert(name);
         }
