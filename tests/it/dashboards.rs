@@ -278,6 +278,24 @@ fn every_metric_is_in_the_manual() {
 }
 
 #[test]
+fn alerts_have_the_same_names_in_rules_guides_and_dashboards() {
+    // Whoever is woken by a name looks for it in the guide.
+    let words = |text: &str| -> BTreeSet<String> {
+        text.split(|letter: char| !letter.is_ascii_alphanumeric())
+            .filter(|word| word.strip_prefix("Tollgate").is_some_and(|rest| !rest.is_empty()))
+            .map(str::to_owned)
+            .collect()
+    };
+    let alerts = words(&tree::text("prometheus/alerts.yml"));
+    assert_eq!(words(&tree::text("docs/guides/dashboards-and-alerts.md")), alerts);
+    assert_eq!(words(&tree::text("prometheus/alerts.test.yml")), alerts);
+    for file in [tree::files("grafana/dashboards", ".json"), tree::files("docs", ".md")].concat() {
+        let named = words(&tree::text(&file));
+        assert!(named.is_subset(&alerts), "{file}: {named:?}");
+    }
+}
+
+#[test]
 fn the_readers_of_expressions_read_them() {
     let expression = r#"sum by (plan, limit) (rate(tollgate_decisions_total{plan=~"$plan", route!="a,b=c"}[$__rate_interval])) or vector(0)"#;
     assert_eq!(

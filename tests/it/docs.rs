@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
-use crate::support::{Gateway, tollgate, tree};
+use crate::support::{Finished, Gateway, run, tollgate, tree};
 
 /// The page of all settings.
 const CONFIGURATION: &str = "docs/reference/configuration.md";
@@ -174,6 +174,45 @@ fn every_example_is_accepted() {
             assert!(output.status.success(), "{example}: {said}");
         }
     }
+}
+
+#[test]
+fn every_fragment_of_toml_in_the_manual_is_right_as_far_as_it_goes() {
+    // Fragments are what people copy. A part may lack its surroundings; what it has must be accepted.
+    let lacking = ["is missing", "there is no route", "there is no plan", "there is no upstream"];
+    // The reader's own hash stands here.
+    let placeholders = ["\"sha256:...\"", "\"sha256:<64 hex digits>\""];
+    let mut checked = 0;
+    for document in documents() {
+        for (number, fragment) in fragments(&document) {
+            let hash = format!("\"sha256:{}\"", "0".repeat(64));
+            let text =
+                placeholders.iter().fold(fragment, |text, placeholder| text.replace(placeholder, &hash));
+            let whole = if text.starts_with('{') { format!("[plans.p]\nlimits = [\n{text}]") } else { text };
+            let Finished { code, output } = run("check", &whole, &[]);
+            let right = |line: &str| code == 0 || lacking.iter().any(|words| line.contains(words));
+            assert!(output.lines().all(right), "{document}:{number}: {output}\n{whole}");
+            checked += 1;
+        }
+    }
+    assert!(checked > 10, "only {checked} fragments were found");
+}
+
+/// The blocks of TOML in a document, with the line that each begins on.
+fn fragments(document: &str) -> Vec<(usize, String)> {
+    let mut fragments: Vec<(usize, String)> = Vec::new();
+    let mut last = 0;
+    for line in lines(document).iter().filter(|line| line.block.as_deref() == Some("toml")) {
+        if line.number != last + 1 {
+            fragments.push((line.number, String::new()));
+        }
+        last = line.number;
+        if let Some((_, text)) = fragments.last_mut() {
+            text.push_str(&line.text);
+            text.push('\n');
+        }
+    }
+    fragments
 }
 
 #[test]
