@@ -13,8 +13,11 @@
 //! | `redis` | keys, expiry, scripts, restart, cluster |
 //! | `outage` | Redis absent, refusing, frozen |
 //! | `observing` | metrics, access log, no credential anywhere |
+//! | `dashboards` | every panel and alert has data, in a real Prometheus |
 //! | `memory` | bounded memory under big bodies and many callers |
 //! | `demo` | the first command a newcomer runs |
+//! | `tidy` | the house rules: which room may name what, over the source text |
+//! | `docs` | the manual says what the program does: settings, examples, links, commands, the first curl |
 //! | `harness` | that the harness itself sees what it is meant to see |
 //!
 //! A test begins with the id of its case and the bug it guards against, in a sentence. Longer runs are `#[ignore]`d
@@ -29,7 +32,9 @@
 
 mod addresses;
 mod answers;
+mod dashboards;
 mod demo;
+mod docs;
 mod framing;
 mod harness;
 mod identity;
@@ -42,3 +47,4 @@ mod paths;
 mod proxying;
 mod redis;
 mod support;
+mod tidy;

@@ -9,18 +9,23 @@ mod config;
 mod gateway;
 pub(crate) mod load;
 mod process;
+mod prometheus;
 mod redis;
+pub(crate) mod source;
 mod store;
+pub(crate) mod tree;
 mod wire;
 
 use std::io::Write;
+use std::net::TcpListener;
 use std::thread;
 use std::time::{Duration, Instant};
 
 pub(crate) use backend::Backend;
 pub(crate) use client::{Answer, Connection, Request};
 pub(crate) use config::{Config, sha256_hex};
-pub(crate) use gateway::{Finished, Gateway, run};
+pub(crate) use gateway::{Finished, Gateway, run, tollgate};
+pub(crate) use prometheus::{Prometheus, Sample};
 pub(crate) use redis::{Cluster, Redis};
 pub(crate) use store::{Store, for_every_store};
 pub(crate) use wire::Ending;
@@ -42,6 +47,14 @@ pub(crate) fn eventually<T>(what: &str, limit: Duration, mut probe: impl FnMut()
 pub(crate) fn sleep_until(moment: Instant) {
     thread::sleep(moment.saturating_duration_since(Instant::now()));
 }
+
+/// A port that was free a moment ago. Whoever takes it retries when it is gone.
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// How often another port is tried when one was taken meanwhile.
+const PORT_ATTEMPTS: usize = 20;
 
 /// Tells whoever reads the output of a failing test.
 fn say(text: &str) {

@@ -1,17 +1,14 @@
 //! Real Redis servers, alone and as a cluster.
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::process::Command;
 use std::time::Duration;
 
 use tempfile::TempDir;
 
-use super::eventually;
 use super::process::{Process, START_LIMIT};
-
-/// How often another port is tried when one was taken meanwhile.
-const PORT_ATTEMPTS: usize = 20;
+use super::{PORT_ATTEMPTS, eventually, free_port};
 
 /// A reply of Redis.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -241,11 +238,6 @@ impl Cluster {
             urls.join(", ")
         )
     }
-}
-
-/// A port that was free a moment ago. Whoever takes it retries when it is gone.
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 fn read_reply(source: &mut impl BufRead) -> std::io::Result<Reply> {
