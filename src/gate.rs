@@ -16,7 +16,6 @@ use actix_web::error::InternalError;
 use actix_web::http::Method;
 use actix_web::http::header::HeaderValue;
 use actix_web::{Error, FromRequest, HttpMessage, HttpRequest};
-use arc_swap::ArcSwap;
 use futures_util::future::LocalBoxFuture;
 
 use crate::identify::{Caller, CredentialHeaders, IdentifyError};
@@ -35,8 +34,8 @@ use crate::record::{Record, Recorded};
 impl Worker {
     /// Decides one request: who calls, on which plan, and whether it may pass.
     async fn admit(&self, request: &ServiceRequest, record: &mut Record) -> Result<Admitted, Rejection> {
-        let policy = self.shared.policy.load_full();
-        let inbound = inbound(request, &policy)?;
+        let policy = &self.shared.policy;
+        let inbound = inbound(request, policy)?;
         record.accepted(&inbound.path);
         let (position, route) = policy.route(&inbound)?;
         record.found(route);
@@ -128,7 +127,7 @@ pub struct Gate(Arc<Shared>);
 /// What all workers share.
 #[derive(Debug)]
 struct Shared {
-    policy: ArcSwap<Policy>,
+    policy: Policy,
     counting: Counting,
     memory: Arc<MemoryStore>,
     metrics: Arc<Metrics>,
@@ -140,7 +139,6 @@ impl Gate {
     /// A gate that enforces `policy`. `memory` counts, or stands in while Redis cannot.
     #[must_use]
     pub fn new(policy: Policy, counting: Counting, memory: Arc<MemoryStore>, metrics: Arc<Metrics>) -> Self {
-        let policy = ArcSwap::from_pointee(policy);
         Self(Arc::new(Shared { policy, counting, memory, metrics, style: Style::Draft11, access_log: None }))
     }
 

@@ -1,4 +1,4 @@
-//! The immutable snapshot that one request sees from start to end, and that a reload swaps.
+//! Everything that decides about a request: immutable, so that one request sees one policy from start to end.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -64,7 +64,7 @@ pub struct Offer {
 #[error("{0}")]
 pub struct Unbuildable(#[from] Conflict);
 
-/// Everything that decides requests, at one moment. Never changes; a reload makes another.
+/// Everything that decides requests. Never changes.
 #[derive(Debug)]
 pub struct Policy {
     /// Which route a request takes.
