@@ -22,7 +22,7 @@ use crate::identify::{Caller, CredentialHeaders, IdentifyError};
 use crate::inbound::path::check_query;
 use crate::inbound::{CanonicalPath, Inbound};
 use crate::limit::headers::Style;
-use crate::limit::store::{Charge, Guarded, MemoryStore, OpenError, RedisStore, Topology};
+use crate::limit::store::{Charge, MemoryStore, OpenError, StoreKind};
 use crate::limit::{Limiter, Pass};
 use crate::listen::check;
 use crate::listen::reply::{Rejection, limit_fields};
@@ -101,22 +101,6 @@ impl FromRequest for Admitted {
 #[derive(Debug, Clone, Copy)]
 pub struct UpstreamTime(pub Duration);
 
-/// Where the gate counts.
-#[derive(Debug, Clone)]
-pub enum Counting {
-    /// In this process.
-    Memory,
-    /// In Redis, within `budget` for each request.
-    Redis {
-        /// How the nodes form one store.
-        topology: Topology,
-        /// The first part of every key.
-        prefix: String,
-        /// Everything the limiter may spend on one request.
-        budget: Duration,
-    },
-}
-
 /// The actix middleware that lets a request pass, or answers it.
 ///
 /// Cheap to clone; all clones share the policy, the counters and the metrics. Make it once, outside of the closure that
@@ -128,7 +112,7 @@ pub struct Gate(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     policy: Policy,
-    counting: Counting,
+    store: StoreKind,
     memory: Arc<MemoryStore>,
     metrics: Arc<Metrics>,
     style: Style,
@@ -136,10 +120,10 @@ struct Shared {
 }
 
 impl Gate {
-    /// A gate that enforces `policy`. `memory` counts, or stands in while Redis cannot.
+    /// A gate that enforces `policy` and counts in `store`. `memory` is that store, or stands in while Redis cannot count.
     #[must_use]
-    pub fn new(policy: Policy, counting: Counting, memory: Arc<MemoryStore>, metrics: Arc<Metrics>) -> Self {
-        Self(Arc::new(Shared { policy, counting, memory, metrics, style: Style::Draft11, access_log: None }))
+    pub fn new(policy: Policy, store: StoreKind, memory: Arc<MemoryStore>, metrics: Arc<Metrics>) -> Self {
+        Self(Arc::new(Shared { policy, store, memory, metrics, style: Style::Draft11, access_log: None }))
     }
 
     /// With these rate-limit header fields instead of those of draft 11.
@@ -172,14 +156,7 @@ struct Worker {
 
 impl Worker {
     fn new(shared: Arc<Shared>) -> Result<Self, OpenError> {
-        let memory = Arc::clone(&shared.memory);
-        let limiter = match &shared.counting {
-            Counting::Memory => Limiter::in_memory(memory),
-            Counting::Redis { topology, prefix, budget } => {
-                let redis = RedisStore::new(topology.clone(), prefix, *budget)?;
-                Limiter::on_redis(Guarded::new(redis, *budget), memory)
-            }
-        };
+        let limiter = Limiter::new(&shared.store, Arc::clone(&shared.memory))?;
         let access_log = shared.access_log.as_ref().map(AccessLogWriter::handle);
         let observer = Observer { metrics: Arc::clone(&shared.metrics), access_log };
         Ok(Self { shared, limiter, observer, ids: RequestIds::new() })

@@ -13,14 +13,13 @@ use actix_web::dev::Server;
 use actix_web::http::header;
 use actix_web::web::{self, Data, Payload};
 use actix_web::{App, HttpRequest, HttpResponse, HttpServer};
-use secrecy::ExposeSecret;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::admin::{self, Admin};
 use crate::clock::{self, SystemClock};
-use crate::config::{Loaded, RedisMode, ServerSettings, Settings, StoreKind};
-use crate::gate::{Admitted, Counting, Gate, UpstreamTime};
-use crate::limit::store::{MemoryStore, OpenError, Topology};
+use crate::config::{Loaded, ServerSettings, Settings};
+use crate::gate::{Admitted, Gate, UpstreamTime};
+use crate::limit::store::{MemoryStore, OpenError};
 use crate::listen::reply::Rejection;
 use crate::observe::{AccessLogWriter, Metrics};
 use crate::plan::{Policy, Unbuildable};
@@ -89,17 +88,15 @@ impl Gateway {
         let Loaded { settings, policy, .. } = loaded;
         let on_failure = policy.on_failure;
         let policy = Policy::new(policy)?;
+        let memory = Arc::new(MemoryStore::new(settings.store.max_callers, Arc::new(SystemClock::new())));
         // The workers build their own; this one only proves that they will be able to.
         drop(Upstreams::new(&settings.upstreams)?);
         let public = listener(settings.server.listen)?;
         let private = listener(settings.admin.listen)?;
         let metrics = Arc::new(Metrics::new()?);
-        let memory = Arc::new(MemoryStore::new(settings.store.max_callers, Arc::new(SystemClock::new())));
-        let counting = counting(&settings);
         let access_log = settings.log.access.then(|| AccessLogWriter::new(io::stdout()));
-        let admin =
-            Admin::new(&settings, on_failure, Arc::clone(&metrics), Arc::clone(&memory), counting.clone());
-        let gate = Gate::new(policy, counting, Arc::clone(&memory), metrics)
+        let admin = Admin::new(&settings, on_failure, Arc::clone(&metrics), Arc::clone(&memory));
+        let gate = Gate::new(policy, settings.store.kind.clone(), Arc::clone(&memory), metrics)
             .style(settings.headers)
             .access_log(access_log);
         Ok(Self { settings, gate, memory, admin, public, private })
@@ -249,18 +246,6 @@ async fn sweep(memory: Arc<MemoryStore>) {
         ticks.tick().await;
         memory.sweep(turn);
     }
-}
-
-fn counting(settings: &Settings) -> Counting {
-    let StoreKind::Redis(redis) = &settings.store.kind else {
-        return Counting::Memory;
-    };
-    let mut urls = redis.nodes.iter().map(|url| url.expose_secret().to_owned());
-    let topology = match redis.mode {
-        RedisMode::Standalone => Topology::Standalone(urls.next().unwrap_or_default()),
-        RedisMode::Cluster => Topology::Cluster(urls.collect()),
-    };
-    Counting::Redis { topology, prefix: redis.prefix.clone(), budget: redis.budget }
 }
 
 /// A listener on `address`. A gateway that was just stopped does not keep the address from its successor.
