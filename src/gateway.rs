@@ -19,6 +19,7 @@ use crate::admin::{self, Admin};
 use crate::clock::{self, SystemClock};
 use crate::config::{Loaded, ServerSettings, Settings};
 use crate::gate::{Admitted, Gate, UpstreamTime};
+use crate::limit::Limiter;
 use crate::limit::store::{MemoryStore, OpenError};
 use crate::listen::reply::Rejection;
 use crate::observe::{AccessLogWriter, Metrics};
@@ -89,8 +90,9 @@ impl Gateway {
         let on_failure = policy.on_failure;
         let policy = Policy::new(policy)?;
         let memory = Arc::new(MemoryStore::new(settings.store.max_callers, Arc::new(SystemClock::new())));
-        // The workers build their own; this one only proves that they will be able to.
+        // The workers build their own; these only prove that they will be able to.
         drop(Upstreams::new(&settings.upstreams)?);
+        drop(Limiter::new(&settings.store.kind, Arc::clone(&memory))?);
         let public = listener(settings.server.listen)?;
         let private = listener(settings.admin.listen)?;
         let metrics = Arc::new(Metrics::new()?);
@@ -137,9 +139,8 @@ impl Gateway {
             private_handle.stop(false).await;
         };
         tokio::select! {
-            (served, administered) = async { tokio::join!(public, private) } => {
+            served = async { tokio::try_join!(public, private) } => {
                 served?;
-                administered?;
             }
             () = sweeping => {}
             () = stopping => {}
@@ -258,4 +259,26 @@ fn listener(address: SocketAddr) -> Result<TcpListener, StartError> {
         Ok(socket.into())
     };
     bind().map_err(|source| StartError::Bind { address, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Sources, load};
+
+    /// The workers found out, could not start, and the gateway went on without anybody behind its public port.
+    #[test]
+    fn an_address_of_redis_that_cannot_be_used_is_an_error_before_anything_runs() {
+        let environment = [
+            ("TOLLGATE__SERVER__LISTEN", "127.0.0.1:0"),
+            ("TOLLGATE__ADMIN__LISTEN", "127.0.0.1:0"),
+            ("TOLLGATE__STORE__KIND", "redis"),
+            // A password that is not UTF-8.
+            ("TOLLGATE__STORE__REDIS__URL", "redis://:%ff@127.0.0.1"),
+        ];
+        let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let loaded = load(&Sources { environment, ..Sources::built_in() }).unwrap();
+        let bound = Gateway::bind(loaded);
+        assert!(matches!(bound, Err(StartError::Store(_))), "{bound:?}");
+    }
 }
