@@ -15,7 +15,7 @@ use crate::identify::IdentifyError;
 use crate::inbound::PathError;
 use crate::limit::headers::{self, Style};
 use crate::limit::{Decision, Rule};
-use crate::plan::Missing;
+use crate::plan::{Methods, Missing};
 use crate::proxy::Failure;
 
 /// Why a request does not get an answer from the backend.
@@ -124,6 +124,9 @@ impl Rejection {
             }
             Self::Method(allow) => {
                 response.insert_header((header::ALLOW, allow.as_str()));
+            }
+            Self::Head(Refused::Trace) => {
+                response.insert_header((header::ALLOW, Methods::all().allow_header()));
             }
             Self::Identity(IdentifyError::Missing | IdentifyError::Unusable) => {
                 response
