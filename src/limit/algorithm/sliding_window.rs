@@ -131,7 +131,7 @@ impl SlidingWindow {
             return Standing { wait: self.wait_when_empty(cost), remaining: self.limit.get(), next: 0 };
         };
         let (used, next) = self.usage(log, now);
-        let excess = (used + cost.get()).saturating_sub(self.limit.get());
+        let excess = used.saturating_add(cost.get()).saturating_sub(self.limit.get());
         let wait = match self.wait_when_empty(cost) {
             Some(_) if excess > 0 => Some(self.until_freed(log, now, excess)),
             other => other,
@@ -433,6 +433,7 @@ mod tests {
                 (9_999, 2, Some(4_001), 0, 1),
                 (10_000, 1, Some(0), 0, 4_000),
                 // More than the limit never fits.
+                (10_000, u64::MAX, None, 0, 4_000),
                 (60_000, 4, None, 3, 0),
             ],
         );
