@@ -196,7 +196,9 @@ async fn forward(
     let (mut response, time) = match send(&proxy, &request, &admitted, payload).await {
         Ok(answer) => (answer.response, answer.upstream_time),
         Err(failure) => {
-            report(&failure, &admitted);
+            if !failure.is_the_clients() {
+                report(&failure, &admitted);
+            }
             (Rejection::Upstream(failure).reply(&admitted.request_id), begun.elapsed())
         }
     };
@@ -231,7 +233,8 @@ async fn send(
     proxy.upstreams.forward(upstream, outgoing, payload, &admitted.pass).await
 }
 
-/// The operator learns what the client is not told: which backend, and what the network says.
+/// The operator learns what the client is not told: which backend, and what the network says. What clients do wrong is in
+/// the access log, and must not fill this one.
 fn report(failure: &Failure, admitted: &Admitted) {
     let upstream = admitted.offer.route.upstream.as_deref().unwrap_or_default();
     let request_id = admitted.request_id.to_str().unwrap_or_default();

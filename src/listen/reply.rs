@@ -180,7 +180,7 @@ impl Rejection {
     fn ends_the_connection(&self) -> bool {
         match self {
             Self::Head(_) | Self::Path(_) => true,
-            Self::Upstream(failure) => failure_status(failure).is_client_error(),
+            Self::Upstream(failure) => failure.is_the_clients(),
             _ => false,
         }
     }

@@ -94,6 +94,19 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// Whether the client broke off or broke the rules, so that nothing is said about the backend.
+    #[must_use]
+    pub fn is_the_clients(&self) -> bool {
+        match self {
+            Self::ClientGone | Self::ClientStalled | Self::ClientMalformed | Self::BodyTooLarge => true,
+            Self::Connect(_)
+            | Self::ConnectTimeout(_)
+            | Self::HeadTimeout
+            | Self::BadAnswer(_)
+            | Self::Internal(_) => false,
+        }
+    }
+
     /// Whether it is certain that the backend saw nothing of the request.
     fn sent_nothing(&self) -> bool {
         matches!(self, Self::Connect(_) | Self::ConnectTimeout(_))
