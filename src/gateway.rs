@@ -165,10 +165,15 @@ fn public_server(listener: TcpListener, gate: Gate, settings: &Settings) -> io::
         .h1_allow_half_closed(false)
         .keep_alive(KEEP_ALIVE)
         .tcp_nodelay(true)
-        .shutdown_timeout(drain.as_secs().max(1))
+        .shutdown_timeout(whole_seconds(drain))
         .disable_signals()
         .listen(listener)?;
     Ok(server.run())
+}
+
+/// Rounded up, and at least one: actix counts in seconds.
+fn whole_seconds(span: Duration) -> u64 {
+    (span.as_secs() + u64::from(span.subsec_nanos() > 0)).max(1)
 }
 
 /// What one worker needs to forward.
