@@ -127,12 +127,18 @@ impl Gate {
     }
 
     /// With these rate-limit header fields instead of those of draft 11.
+    ///
+    /// # Panics
+    /// When the gate has been cloned already.
     #[must_use]
     pub fn style(self, style: Style) -> Self {
         self.with(|shared| shared.style = style)
     }
 
     /// With a line for every request.
+    ///
+    /// # Panics
+    /// When the gate has been cloned already.
     #[must_use]
     pub fn access_log(self, access_log: Option<AccessLogWriter>) -> Self {
         self.with(|shared| shared.access_log = access_log)

@@ -41,7 +41,7 @@ pub struct Sources {
     /// Files, and directories, which mean their `*.toml`, `*.yaml`, `*.yml` and `*.json` files by name. When empty, the
     /// example plans, routes and keys that are built in.
     pub files: Vec<PathBuf>,
-    /// Environment variables by name and value. Only names beginning with `TOLLGATE__` are read.
+    /// Environment variables by name and value. Those whose names begin with `TOLLGATE__` are settings.
     pub environment: Vec<(String, String)>,
     /// What the policy is for.
     pub purpose: Purpose,

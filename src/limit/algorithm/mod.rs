@@ -1,7 +1,7 @@
 //! The limiting arithmetic: state and time go in, a judgement and the next state come out.
 //!
-//! Pure: no clock, no store, nothing but `std`. `lua/` says the same in Lua, and `tests/it/parity.rs` holds the two
-//! to the same answers, step by step. Every number stays below 2^53, which a Lua number holds exactly.
+//! Pure: no clock, no store, nothing but `std`. `lua/` says the same in Lua, and a test of the Redis store holds the
+//! two to the same answers, step by step. Every number stays below 2^53, which a Lua number holds exactly.
 //!
 //! A request is decided in two rounds ([`decide`]): every limit judges it without changing anything, and only when it
 //! fits all of them are they all charged. So a refusal charges nobody.
