@@ -20,7 +20,7 @@ use futures_util::future::LocalBoxFuture;
 
 use crate::identify::{Caller, CredentialHeaders, IdentifyError};
 use crate::inbound::path::check_query;
-use crate::inbound::{CanonicalPath, Inbound};
+use crate::inbound::{CanonicalPath, Inbound, METHODS};
 use crate::limit::headers::Style;
 use crate::limit::store::{Charge, MemoryStore, OpenError, StoreKind};
 use crate::limit::{Limiter, Pass};
@@ -273,14 +273,5 @@ fn refusal(record: &Record) -> Rejection {
 
 /// The method as a label: a client cannot invent one.
 fn method_label(method: &Method) -> &'static str {
-    match method.as_str() {
-        "GET" => "GET",
-        "HEAD" => "HEAD",
-        "POST" => "POST",
-        "PUT" => "PUT",
-        "PATCH" => "PATCH",
-        "DELETE" => "DELETE",
-        "OPTIONS" => "OPTIONS",
-        _ => "other",
-    }
+    METHODS.iter().find(|served| *served == method).map_or("other", Method::as_str)
 }

@@ -124,7 +124,7 @@ impl Layers {
         }
         match files_of(path) {
             Ok(files) if files.is_empty() => {
-                self.fail(path, "holds no .toml, .yaml, .yml or .json file".into(), notes);
+                self.fail(path, Fault::new("holds no .toml, .yaml, .yml or .json file"), notes);
             }
             Ok(files) => files.iter().for_each(|file| self.add_file(file, notes)),
             Err(error) => self.fail(path, Fault::new(format!("cannot be read: {error}")), notes),

@@ -11,10 +11,14 @@ use actix_web::http::header::HeaderMap;
 
 pub use path::{CanonicalPath, PathError, PathRules, check_query};
 
+/// The methods that are served, in the order in which `Allow` lists them. Case matters: `get` is none of them.
+pub static METHODS: [Method; 7] =
+    [Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::PATCH, Method::DELETE, Method::OPTIONS];
+
 /// One request, as far as identity, plan and limit need to know it.
 #[derive(Debug)]
 pub struct Inbound<'a> {
-    /// The method, already known to be one the gateway serves.
+    /// The method, already known to be one of [`METHODS`].
     pub method: &'a Method,
     /// The one path that serves route matching, counters and the upstream.
     pub path: CanonicalPath<'a>,

@@ -186,3 +186,14 @@ impl State {
         }
     }
 }
+
+/// What every algorithm asks of its numbers.
+fn check_range(per: Micros, amounts: &[NonZeroU64]) -> Result<(), Unusable> {
+    if !PER_RANGE.contains(&per) {
+        return Err(Unusable::Per);
+    }
+    if amounts.iter().any(|amount| amount.get() > AMOUNT_MAX) {
+        return Err(Unusable::Amount);
+    }
+    Ok(())
+}

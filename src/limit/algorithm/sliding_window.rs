@@ -17,7 +17,7 @@
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
 
-use super::{AMOUNT_MAX, Micros, PER_RANGE, Standing, Unusable};
+use super::{Micros, Standing, Unusable, check_range};
 
 /// The largest limit that is counted exactly. Above it memory would grow past 40 KB a caller.
 pub const EXACT_MAX: u64 = 10_000;
@@ -77,12 +77,7 @@ impl SlidingWindow {
     /// # Errors
     /// When the limit or `per` is out of range.
     pub fn new(limit: NonZeroU64, per: Micros) -> Result<Self, Unusable> {
-        if !PER_RANGE.contains(&per) {
-            return Err(Unusable::Per);
-        }
-        if limit.get() > AMOUNT_MAX {
-            return Err(Unusable::Amount);
-        }
+        check_range(per, &[limit])?;
         let grain = if limit.get() <= EXACT_MAX { per.div_ceil(TICKS) } else { per.div_ceil(BUCKETS) };
         Ok(Self { limit, per, grain })
     }
@@ -378,6 +373,7 @@ impl Buckets {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::AMOUNT_MAX;
     use super::*;
 
     const SECOND: Micros = 1_000_000;
