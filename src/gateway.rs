@@ -13,7 +13,6 @@ use actix_web::dev::Server;
 use actix_web::http::header;
 use actix_web::web::{self, Data, Payload};
 use actix_web::{App, HttpRequest, HttpResponse, HttpServer};
-use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::admin::{self, Admin};
 use crate::clock::{self, SystemClock};
@@ -22,12 +21,10 @@ use crate::gate::{Admitted, Gate, UpstreamTime};
 use crate::limit::Limiter;
 use crate::limit::store::{MemoryStore, OpenError};
 use crate::listen::reply::Rejection;
+use crate::listen::socket;
 use crate::observe::{AccessLogWriter, Metrics};
 use crate::plan::{Policy, Unbuildable};
 use crate::proxy::{self, Answer, Failure, Outgoing, UpstreamSettings, Upstreams};
-
-/// Connections that the kernel holds until a worker takes them.
-const BACKLOG: i32 = 4_096;
 
 /// How long a client may take for the head of its first request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
@@ -93,8 +90,8 @@ impl Gateway {
         // The workers build their own; these only prove that they will be able to.
         drop(Upstreams::new(&settings.upstreams)?);
         drop(Limiter::new(&settings.store.kind, Arc::clone(&memory))?);
-        let public = listener(settings.server.listen)?;
-        let private = listener(settings.admin.listen)?;
+        let public = bind(settings.server.listen)?;
+        let private = bind(settings.admin.listen)?;
         let metrics = Arc::new(Metrics::new()?);
         let access_log = settings.log.access.then(|| AccessLogWriter::new(io::stdout()));
         let admin = Admin::new(&settings, on_failure, Arc::clone(&metrics), Arc::clone(&memory));
@@ -257,16 +254,8 @@ async fn sweep(memory: Arc<MemoryStore>) {
     }
 }
 
-/// A listener on `address`. A gateway that was just stopped does not keep the address from its successor.
-fn listener(address: SocketAddr) -> Result<TcpListener, StartError> {
-    let bind = || {
-        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-        socket.set_reuse_address(true)?;
-        socket.bind(&address.into())?;
-        socket.listen(BACKLOG)?;
-        Ok(socket.into())
-    };
-    bind().map_err(|source| StartError::Bind { address, source })
+fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {
+    socket::bind(address).map_err(|source| StartError::Bind { address, source })
 }
 
 #[cfg(test)]
