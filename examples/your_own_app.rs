@@ -10,8 +10,8 @@ use std::sync::Arc;
 use actix_web::{App, HttpServer, Responder, web};
 use tollgate::clock::SystemClock;
 use tollgate::config::{self, Purpose, Sources};
-use tollgate::gate::{Admitted, Counting, Gate};
-use tollgate::limit::store::MemoryStore;
+use tollgate::gate::{Admitted, Gate};
+use tollgate::limit::store::{MemoryStore, StoreKind};
 use tollgate::observe::Metrics;
 use tollgate::plan::Policy;
 
@@ -30,7 +30,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let policy = Policy::new(config::load(&sources)?.policy)?;
     // Made once, out here: all workers share the counters.
     let memory = Arc::new(MemoryStore::new(100_000, Arc::new(SystemClock::new())));
-    let gate = Gate::new(policy, Counting::Memory, memory, Arc::new(Metrics::new()?));
+    let gate = Gate::new(policy, StoreKind::Memory, memory, Arc::new(Metrics::new()?));
     let app = move || App::new().wrap(gate.clone()).route("/hello", web::get().to(hello));
     HttpServer::new(app).bind(("127.0.0.1", 8081))?.run().await?;
     Ok(())

@@ -23,7 +23,7 @@ local fits = true
 for i, key in ipairs(KEYS) do
   local rule = rule_of(i)
   local state = rule.algorithm.open(key, rule)
-  local wait, remaining, next = rule.algorithm.judge(state, rule, cost, key)
+  local wait, remaining, next = rule.algorithm.judge(state, rule, cost)
   rules[i], states[i] = rule, state
   reply[3 * i - 1], reply[3 * i], reply[3 * i + 1] = wait, remaining, next
   fits = fits and wait == 0

@@ -39,7 +39,7 @@ local function ring_header(ring)
   return struct.pack(RING, VERSION, WINDOW, ring.head, ring.count, ring.places, ring.newest, ring.tick, ring.base)
 end
 
--- Writes a ring whole, from its times, and ends it when its newest admission leaves the window.
+-- Writes a ring whole, from its times. SET takes the key's expiry away; who calls this gives it one again.
 local function ring_rewrite(ring, times)
   ring.head, ring.count = 0, #times
   ring.places = 8
@@ -54,9 +54,9 @@ local function ring_rewrite(ring, times)
   redis.call('SET', ring.key, ring.bytes)
 end
 
-local function ring_times(ring, first)
+local function ring_times(ring)
   local times = {}
-  for i = first, ring.count - 1 do
+  for i = 0, ring.count - 1 do
     times[#times + 1] = ring_time(ring, i)
   end
   return times
@@ -312,7 +312,7 @@ local function ring_charge(ring, rule, cost)
     ring_rewrite(ring, {})
   else
     if ring_now(ring) > REBASE then
-      local times = ring_times(ring, 0)
+      local times = ring_times(ring)
       local shift = times[1]
       for i = 1, #times do
         times[i] = times[i] - shift

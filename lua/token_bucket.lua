@@ -6,18 +6,8 @@ local BUCKET, BUCKET_BYTE = '>BBddd', string.byte('t')
 
 local token_bucket = {}
 
-function token_bucket.open(key)
-  local bytes = redis.call('GET', key) or ''
-  if form_of(bytes) ~= 't' then
-    return nil
-  end
-  local _, _, unit, level, stamp = struct.unpack(BUCKET, bytes)
-  -- A clock that stepped back: nothing is credited for the step, and refilling goes on from now.
-  return { unit = unit, level = level, stamp = math.min(stamp, now), stepped_back = stamp > now }
-end
-
-local function write_bucket(key, rule, level, stamp)
-  redis.call('SET', key, struct.pack(BUCKET, VERSION, BUCKET_BYTE, rule.unit, level, stamp))
+local function write_bucket(key, rule, level)
+  redis.call('SET', key, struct.pack(BUCKET, VERSION, BUCKET_BYTE, rule.unit, level, now))
   expire(key, now + math.ceil((rule.burst * rule.unit - level) / rule.rate))
 end
 
@@ -38,6 +28,22 @@ local function level_now(bucket, rule)
   return level + elapsed * rule.rate
 end
 
+-- Reads the bucket. Where Redis's clock has stepped back it is written back at once, charge or not: nothing is credited
+-- for the step, and refilling goes on from now.
+function token_bucket.open(key, rule)
+  local bytes = redis.call('GET', key) or ''
+  if form_of(bytes) ~= 't' then
+    return nil
+  end
+  local _, _, unit, level, stamp = struct.unpack(BUCKET, bytes)
+  local bucket = { unit = unit, level = level, stamp = stamp }
+  if stamp > now then
+    bucket.stamp = now
+    write_bucket(key, rule, level_now(bucket, rule))
+  end
+  return bucket
+end
+
 local function standing(level, rule)
   local next = 0
   if level < rule.burst * rule.unit then
@@ -47,11 +53,8 @@ local function standing(level, rule)
 end
 
 -- Returns wait (-1: never), remaining, next.
-function token_bucket.judge(bucket, rule, cost, key)
+function token_bucket.judge(bucket, rule, cost)
   local level = level_now(bucket, rule)
-  if bucket and bucket.stepped_back then
-    write_bucket(key, rule, level, now)
-  end
   local wait = -1
   if cost <= rule.burst then
     wait = math.max(math.ceil((cost * rule.unit - level) / rule.rate), 0)
@@ -62,6 +65,6 @@ end
 -- Returns remaining, next.
 function token_bucket.charge(key, bucket, rule, cost)
   local level = level_now(bucket, rule) - cost * rule.unit
-  write_bucket(key, rule, level, now)
+  write_bucket(key, rule, level)
   return standing(level, rule)
 end

@@ -82,7 +82,7 @@ pub fn instant() -> Instant {
     Instant::now()
 }
 
-/// The wall clock, for log lines and nothing else: no decision may depend on it.
+/// The wall clock, for log lines and metrics: no decision may depend on it.
 #[expect(clippy::disallowed_methods, reason = "the one place that reads the wall clock")]
 #[must_use]
 pub fn wall() -> std::time::SystemTime {

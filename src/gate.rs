@@ -16,14 +16,13 @@ use actix_web::error::InternalError;
 use actix_web::http::Method;
 use actix_web::http::header::HeaderValue;
 use actix_web::{Error, FromRequest, HttpMessage, HttpRequest};
-use arc_swap::ArcSwap;
 use futures_util::future::LocalBoxFuture;
 
 use crate::identify::{Caller, CredentialHeaders, IdentifyError};
 use crate::inbound::path::check_query;
-use crate::inbound::{CanonicalPath, Inbound};
+use crate::inbound::{CanonicalPath, Inbound, METHODS};
 use crate::limit::headers::Style;
-use crate::limit::store::{Charge, Guarded, MemoryStore, OpenError, RedisStore, Topology};
+use crate::limit::store::{Charge, MemoryStore, OpenError, StoreKind};
 use crate::limit::{Limiter, Pass};
 use crate::listen::check;
 use crate::listen::reply::{Rejection, limit_fields};
@@ -35,8 +34,8 @@ use crate::record::{Record, Recorded};
 impl Worker {
     /// Decides one request: who calls, on which plan, and whether it may pass.
     async fn admit(&self, request: &ServiceRequest, record: &mut Record) -> Result<Admitted, Rejection> {
-        let policy = self.shared.policy.load_full();
-        let inbound = inbound(request, &policy)?;
+        let policy = &self.shared.policy;
+        let inbound = inbound(request, policy)?;
         record.accepted(&inbound.path);
         let (position, route) = policy.route(&inbound)?;
         record.found(route);
@@ -102,22 +101,6 @@ impl FromRequest for Admitted {
 #[derive(Debug, Clone, Copy)]
 pub struct UpstreamTime(pub Duration);
 
-/// Where the gate counts.
-#[derive(Debug, Clone)]
-pub enum Counting {
-    /// In this process.
-    Memory,
-    /// In Redis, within `budget` for each request.
-    Redis {
-        /// How the nodes form one store.
-        topology: Topology,
-        /// The first part of every key.
-        prefix: String,
-        /// Everything the limiter may spend on one request.
-        budget: Duration,
-    },
-}
-
 /// The actix middleware that lets a request pass, or answers it.
 ///
 /// Cheap to clone; all clones share the policy, the counters and the metrics. Make it once, outside of the closure that
@@ -128,8 +111,8 @@ pub struct Gate(Arc<Shared>);
 /// What all workers share.
 #[derive(Debug)]
 struct Shared {
-    policy: ArcSwap<Policy>,
-    counting: Counting,
+    policy: Policy,
+    store: StoreKind,
     memory: Arc<MemoryStore>,
     metrics: Arc<Metrics>,
     style: Style,
@@ -137,20 +120,25 @@ struct Shared {
 }
 
 impl Gate {
-    /// A gate that enforces `policy`. `memory` counts, or stands in while Redis cannot.
+    /// A gate that enforces `policy` and counts in `store`. `memory` is that store, or stands in while Redis cannot count.
     #[must_use]
-    pub fn new(policy: Policy, counting: Counting, memory: Arc<MemoryStore>, metrics: Arc<Metrics>) -> Self {
-        let policy = ArcSwap::from_pointee(policy);
-        Self(Arc::new(Shared { policy, counting, memory, metrics, style: Style::Draft11, access_log: None }))
+    pub fn new(policy: Policy, store: StoreKind, memory: Arc<MemoryStore>, metrics: Arc<Metrics>) -> Self {
+        Self(Arc::new(Shared { policy, store, memory, metrics, style: Style::Draft11, access_log: None }))
     }
 
     /// With these rate-limit header fields instead of those of draft 11.
+    ///
+    /// # Panics
+    /// When the gate has been cloned already.
     #[must_use]
     pub fn style(self, style: Style) -> Self {
         self.with(|shared| shared.style = style)
     }
 
     /// With a line for every request.
+    ///
+    /// # Panics
+    /// When the gate has been cloned already.
     #[must_use]
     pub fn access_log(self, access_log: Option<AccessLogWriter>) -> Self {
         self.with(|shared| shared.access_log = access_log)
@@ -174,14 +162,7 @@ struct Worker {
 
 impl Worker {
     fn new(shared: Arc<Shared>) -> Result<Self, OpenError> {
-        let memory = Arc::clone(&shared.memory);
-        let limiter = match &shared.counting {
-            Counting::Memory => Limiter::in_memory(memory),
-            Counting::Redis { topology, prefix, budget } => {
-                let redis = RedisStore::new(topology.clone(), prefix, *budget)?;
-                Limiter::on_redis(Guarded::new(redis, *budget), memory)
-            }
-        };
+        let limiter = Limiter::new(&shared.store, Arc::clone(&shared.memory))?;
         let access_log = shared.access_log.as_ref().map(AccessLogWriter::handle);
         let observer = Observer { metrics: Arc::clone(&shared.metrics), access_log };
         Ok(Self { shared, limiter, observer, ids: RequestIds::new() })
@@ -292,14 +273,5 @@ fn refusal(record: &Record) -> Rejection {
 
 /// The method as a label: a client cannot invent one.
 fn method_label(method: &Method) -> &'static str {
-    match method.as_str() {
-        "GET" => "GET",
-        "HEAD" => "HEAD",
-        "POST" => "POST",
-        "PUT" => "PUT",
-        "PATCH" => "PATCH",
-        "DELETE" => "DELETE",
-        "OPTIONS" => "OPTIONS",
-        _ => "other",
-    }
+    METHODS.iter().find(|served| *served == method).map_or("other", Method::as_str)
 }

@@ -13,21 +13,18 @@ use actix_web::dev::Server;
 use actix_web::http::header;
 use actix_web::web::{self, Data, Payload};
 use actix_web::{App, HttpRequest, HttpResponse, HttpServer};
-use secrecy::ExposeSecret;
-use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::admin::{self, Admin};
 use crate::clock::{self, SystemClock};
-use crate::config::{Loaded, RedisMode, ServerSettings, Settings, StoreKind};
-use crate::gate::{Admitted, Counting, Gate, UpstreamTime};
-use crate::limit::store::{MemoryStore, OpenError, Topology};
+use crate::config::{Loaded, ServerSettings, Settings};
+use crate::gate::{Admitted, Gate, UpstreamTime};
+use crate::limit::Limiter;
+use crate::limit::store::{MemoryStore, OpenError};
 use crate::listen::reply::Rejection;
+use crate::listen::socket;
 use crate::observe::{AccessLogWriter, Metrics};
 use crate::plan::{Policy, Unbuildable};
 use crate::proxy::{self, Answer, Failure, Outgoing, UpstreamSettings, Upstreams};
-
-/// Connections that the kernel holds until a worker takes them.
-const BACKLOG: i32 = 4_096;
 
 /// How long a client may take for the head of its first request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
@@ -89,17 +86,16 @@ impl Gateway {
         let Loaded { settings, policy, .. } = loaded;
         let on_failure = policy.on_failure;
         let policy = Policy::new(policy)?;
-        // The workers build their own; this one only proves that they will be able to.
-        drop(Upstreams::new(&settings.upstreams)?);
-        let public = listener(settings.server.listen)?;
-        let private = listener(settings.admin.listen)?;
-        let metrics = Arc::new(Metrics::new()?);
         let memory = Arc::new(MemoryStore::new(settings.store.max_callers, Arc::new(SystemClock::new())));
-        let counting = counting(&settings);
+        // The workers build their own; these only prove that they will be able to.
+        drop(Upstreams::new(&settings.upstreams)?);
+        drop(Limiter::new(&settings.store.kind, Arc::clone(&memory))?);
+        let public = bind(settings.server.listen)?;
+        let private = bind(settings.admin.listen)?;
+        let metrics = Arc::new(Metrics::new()?);
         let access_log = settings.log.access.then(|| AccessLogWriter::new(io::stdout()));
-        let admin =
-            Admin::new(&settings, on_failure, Arc::clone(&metrics), Arc::clone(&memory), counting.clone());
-        let gate = Gate::new(policy, counting, Arc::clone(&memory), metrics)
+        let admin = Admin::new(&settings, on_failure, Arc::clone(&metrics), Arc::clone(&memory));
+        let gate = Gate::new(policy, settings.store.kind.clone(), Arc::clone(&memory), metrics)
             .style(settings.headers)
             .access_log(access_log);
         Ok(Self { settings, gate, memory, admin, public, private })
@@ -140,9 +136,8 @@ impl Gateway {
             private_handle.stop(false).await;
         };
         tokio::select! {
-            (served, administered) = async { tokio::join!(public, private) } => {
+            served = async { tokio::try_join!(public, private) } => {
                 served?;
-                administered?;
             }
             () = sweeping => {}
             () = stopping => {}
@@ -167,10 +162,15 @@ fn public_server(listener: TcpListener, gate: Gate, settings: &Settings) -> io::
         .h1_allow_half_closed(false)
         .keep_alive(KEEP_ALIVE)
         .tcp_nodelay(true)
-        .shutdown_timeout(drain.as_secs().max(1))
+        .shutdown_timeout(whole_seconds(drain))
         .disable_signals()
         .listen(listener)?;
     Ok(server.run())
+}
+
+/// Rounded up, and at least one: actix counts in seconds.
+fn whole_seconds(span: Duration) -> u64 {
+    (span.as_secs() + u64::from(span.subsec_nanos() > 0)).max(1)
 }
 
 /// What one worker needs to forward.
@@ -198,7 +198,9 @@ async fn forward(
     let (mut response, time) = match send(&proxy, &request, &admitted, payload).await {
         Ok(answer) => (answer.response, answer.upstream_time),
         Err(failure) => {
-            report(&failure, &admitted);
+            if !failure.is_the_clients() {
+                report(&failure, &admitted);
+            }
             (Rejection::Upstream(failure).reply(&admitted.request_id), begun.elapsed())
         }
     };
@@ -233,7 +235,8 @@ async fn send(
     proxy.upstreams.forward(upstream, outgoing, payload, &admitted.pass).await
 }
 
-/// The operator learns what the client is not told: which backend, and what the network says.
+/// The operator learns what the client is not told: which backend, and what the network says. What clients do wrong is in
+/// the access log, and must not fill this one.
 fn report(failure: &Failure, admitted: &Admitted) {
     let upstream = admitted.offer.route.upstream.as_deref().unwrap_or_default();
     let request_id = admitted.request_id.to_str().unwrap_or_default();
@@ -251,26 +254,28 @@ async fn sweep(memory: Arc<MemoryStore>) {
     }
 }
 
-fn counting(settings: &Settings) -> Counting {
-    let StoreKind::Redis(redis) = &settings.store.kind else {
-        return Counting::Memory;
-    };
-    let mut urls = redis.nodes.iter().map(|url| url.expose_secret().to_owned());
-    let topology = match redis.mode {
-        RedisMode::Standalone => Topology::Standalone(urls.next().unwrap_or_default()),
-        RedisMode::Cluster => Topology::Cluster(urls.collect()),
-    };
-    Counting::Redis { topology, prefix: redis.prefix.clone(), budget: redis.budget }
+fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {
+    socket::bind(address).map_err(|source| StartError::Bind { address, source })
 }
 
-/// A listener on `address`. A gateway that was just stopped does not keep the address from its successor.
-fn listener(address: SocketAddr) -> Result<TcpListener, StartError> {
-    let bind = || {
-        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-        socket.set_reuse_address(true)?;
-        socket.bind(&address.into())?;
-        socket.listen(BACKLOG)?;
-        Ok(socket.into())
-    };
-    bind().map_err(|source| StartError::Bind { address, source })
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Sources, load};
+
+    /// The workers found out, could not start, and the gateway went on without anybody behind its public port.
+    #[test]
+    fn an_address_of_redis_that_cannot_be_used_is_an_error_before_anything_runs() {
+        let environment = [
+            ("TOLLGATE__SERVER__LISTEN", "127.0.0.1:0"),
+            ("TOLLGATE__ADMIN__LISTEN", "127.0.0.1:0"),
+            ("TOLLGATE__STORE__KIND", "redis"),
+            // A password that is not UTF-8.
+            ("TOLLGATE__STORE__REDIS__URL", "redis://:%ff@127.0.0.1"),
+        ];
+        let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        let loaded = load(&Sources { environment, ..Sources::built_in() }).unwrap();
+        let bound = Gateway::bind(loaded);
+        assert!(matches!(bound, Err(StartError::Store(_))), "{bound:?}");
+    }
 }

@@ -19,9 +19,8 @@ use subtle::ConstantTimeEq;
 
 use crate::clock;
 use crate::config::Settings;
-use crate::gate::Counting;
 use crate::limit::OnFailure;
-use crate::limit::store::{MemoryStore, RedisStore};
+use crate::limit::store::{MemoryStore, RedisStore, StoreKind};
 use crate::observe::Metrics;
 
 /// What the operator can see.
@@ -29,7 +28,7 @@ use crate::observe::Metrics;
 pub struct Admin {
     metrics: Arc<Metrics>,
     memory: Arc<MemoryStore>,
-    counting: Counting,
+    store: StoreKind,
     token: Option<SecretString>,
     draining: Draining,
     /// Whether a gateway without its store refuses everything, and so is not ready.
@@ -59,14 +58,18 @@ impl Admin {
         on_failure: OnFailure,
         metrics: Arc<Metrics>,
         memory: Arc<MemoryStore>,
-        counting: Counting,
     ) -> Self {
         metrics.build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         let now = clock::wall().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default();
         metrics.config_timestamp.set(now.as_secs_f64());
-        let token = settings.admin.token.clone();
-        let needs_store = on_failure == OnFailure::Deny;
-        Self { metrics, memory, counting, token, draining: Draining::default(), needs_store }
+        Self {
+            metrics,
+            memory,
+            store: settings.store.kind.clone(),
+            token: settings.admin.token.clone(),
+            draining: Draining::default(),
+            needs_store: on_failure == OnFailure::Deny,
+        }
     }
 
     /// The switch that says the gateway is stopping.
@@ -89,7 +92,7 @@ impl Admin {
 /// When the listener cannot be used.
 pub fn server(listener: TcpListener, admin: Admin) -> io::Result<Server> {
     let server = HttpServer::new(move || {
-        let probe = Rc::new(StoreProbe::new(&admin.counting));
+        let probe = Rc::new(StoreProbe::new(&admin.store));
         App::new()
             .app_data(web::Data::new(admin.clone()))
             .app_data(probe)
@@ -150,11 +153,13 @@ struct StoreProbe {
 }
 
 impl StoreProbe {
-    fn new(counting: &Counting) -> Self {
-        let redis = match counting {
-            Counting::Memory => None,
-            Counting::Redis { topology, prefix, budget } => {
-                RedisStore::new(topology.clone(), prefix, *budget).ok().map(|redis| (redis, *budget))
+    fn new(kind: &StoreKind) -> Self {
+        let redis = match kind {
+            StoreKind::Memory => None,
+            StoreKind::Redis(settings) => {
+                let redis =
+                    RedisStore::new(settings).expect("the gateway has tried the address when it bound");
+                Some((redis, settings.budget))
             }
         };
         Self { redis }

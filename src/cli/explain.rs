@@ -48,8 +48,7 @@ impl Explain {
         say(format_args!("caller   {}", caller.id));
         say(format_args!("plan     {}", caller.plan));
         let offer = policy.offer(&caller.plan, position);
-        let offer = offer
-            .ok_or_else(|| Usage("The plan does not include the route: the answer would be 403.".into()))?;
+        let offer = offer.ok_or_else(|| refused(&"the plan does not include the route"))?;
         for rule in &*offer.rules {
             say(format_args!("limit    {}: {}", rule.name, rule.promise()));
             if let Some(prefix) = &prefix {

@@ -10,6 +10,7 @@ mod explain;
 mod keys;
 mod serve;
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -117,16 +118,14 @@ impl ConfigArgs {
     }
 }
 
-/// A line for the person who called.
-#[expect(clippy::print_stdout, reason = "this is the room that prints")]
+/// A line for the person who called. Whoever has stopped reading, as `| head` does, is not told; `println!` would panic.
 fn say(text: impl std::fmt::Display) {
-    println!("{text}");
+    let _printed = writeln!(std::io::stdout(), "{text}");
 }
 
 /// A line about what went wrong.
-#[expect(clippy::print_stderr, reason = "this is the room that prints")]
 fn complain(text: impl std::fmt::Display) {
-    eprintln!("{text}");
+    let _printed = writeln!(std::io::stderr(), "{text}");
 }
 
 /// Messages as JSON lines on standard error.

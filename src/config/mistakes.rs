@@ -87,12 +87,6 @@ impl Fault {
     }
 }
 
-impl From<&str> for Fault {
-    fn from(problem: &str) -> Self {
-        Self::new(problem)
-    }
-}
-
 /// The word that `written` probably stands for: at most one slip in every three letters of the longer one.
 pub(super) fn nearest<'a>(written: &str, words: &[&'a str]) -> Option<&'a str> {
     let slips = |word: &str| strsim::osa_distance(&written.to_lowercase(), &word.to_lowercase());

@@ -23,7 +23,7 @@ use std::path::PathBuf;
 
 pub use mistakes::{Mistake, Mistakes, Origin};
 pub use settings::{
-    AdminSettings, HeaderStyle, LogSettings, RedisMode, RedisSettings, ServerSettings, Settings, StoreKind,
+    AdminSettings, HeaderStyle, LogSettings, RedisSettings, ServerSettings, Settings, StoreKind,
     StoreSettings,
 };
 pub use sources::{Purpose, Sources};

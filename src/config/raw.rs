@@ -14,7 +14,7 @@ use secrecy::SecretString;
 
 use super::mistakes::Place;
 use super::reader::{Table, Written};
-use super::settings::{HeaderStyle, RedisMode};
+use super::settings::HeaderStyle;
 use super::units::{at_least_one, duration, duration_in, limit, size, whole_in};
 use super::words::{
     account, choice, flag, hash, header, listen, log_filter, name, network, redis_url, target, text, token,
@@ -168,21 +168,28 @@ fn read_memory(mut table: Table<'_>) -> Field<u64> {
     max_callers
 }
 
+/// How Redis nodes form one store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ModeWord {
+    Standalone,
+    Cluster,
+}
+
 /// `[store.redis]`
 #[derive(Debug, Default)]
 pub(super) struct RedisSection {
     pub(super) url: Field<SecretString>,
     pub(super) url_file: Field<String>,
     pub(super) nodes: List<SecretString>,
-    pub(super) mode: Field<RedisMode>,
+    pub(super) mode: Field<ModeWord>,
     pub(super) budget: Field<Duration>,
     pub(super) prefix: Field<String>,
 }
 
 impl RedisSection {
     fn read(mut table: Table<'_>) -> Self {
-        const MODES: &[(&str, RedisMode)] =
-            &[("standalone", RedisMode::Standalone), ("cluster", RedisMode::Cluster)];
+        const MODES: &[(&str, ModeWord)] =
+            &[("standalone", ModeWord::Standalone), ("cluster", ModeWord::Cluster)];
         let section = Self {
             url: table.get("url", redis_url),
             url_file: table.get("url_file", text),

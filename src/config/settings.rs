@@ -6,6 +6,7 @@ use std::time::Duration;
 use secrecy::SecretString;
 
 pub use crate::limit::headers::Style as HeaderStyle;
+pub use crate::limit::store::{RedisSettings, StoreKind};
 use crate::proxy::UpstreamSettings;
 
 /// All of them.
@@ -56,37 +57,6 @@ pub struct StoreSettings {
     pub kind: StoreKind,
     /// How many callers the memory store (also as the fallback of Redis) holds at most.
     pub max_callers: usize,
-}
-
-/// Which store counts.
-#[derive(Debug, Clone)]
-pub enum StoreKind {
-    /// This process.
-    Memory,
-    /// Redis, shared by all gateways.
-    Redis(RedisSettings),
-}
-
-/// `[store.redis]`
-#[derive(Debug, Clone)]
-pub struct RedisSettings {
-    /// How the nodes form one store.
-    pub mode: RedisMode,
-    /// URLs of the nodes, at least one; may hold a password.
-    pub nodes: Vec<SecretString>,
-    /// Everything the limiter may spend on one request.
-    pub budget: Duration,
-    /// The first part of every key.
-    pub prefix: String,
-}
-
-/// How Redis nodes form one store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RedisMode {
-    /// One server.
-    Standalone,
-    /// Redis Cluster.
-    Cluster,
 }
 
 /// `[log]`

@@ -41,7 +41,7 @@ pub struct Sources {
     /// Files, and directories, which mean their `*.toml`, `*.yaml`, `*.yml` and `*.json` files by name. When empty, the
     /// example plans, routes and keys that are built in.
     pub files: Vec<PathBuf>,
-    /// Environment variables by name and value. Only names beginning with `TOLLGATE__` are read.
+    /// Environment variables by name and value. Those whose names begin with `TOLLGATE__` are settings.
     pub environment: Vec<(String, String)>,
     /// What the policy is for.
     pub purpose: Purpose,
@@ -124,7 +124,7 @@ impl Layers {
         }
         match files_of(path) {
             Ok(files) if files.is_empty() => {
-                self.fail(path, "holds no .toml, .yaml, .yml or .json file".into(), notes);
+                self.fail(path, Fault::new("holds no .toml, .yaml, .yml or .json file"), notes);
             }
             Ok(files) => files.iter().for_each(|file| self.add_file(file, notes)),
             Err(error) => self.fail(path, Fault::new(format!("cannot be read: {error}")), notes),

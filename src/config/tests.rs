@@ -7,10 +7,11 @@ use insta::assert_snapshot;
 use secrecy::ExposeSecret as _;
 use tempfile::TempDir;
 
-use super::{HeaderStyle, Loaded, Purpose, RedisMode, Sources, StoreKind, load};
+use super::{HeaderStyle, Loaded, Purpose, RedisSettings, Sources, StoreKind, load};
 use crate::identify::CredentialSource;
 use crate::limit::OnFailure;
 use crate::limit::algorithm::Algorithm;
+use crate::limit::store::Topology;
 
 const BASE: &str = include_str!("../../tests/mistakes/base.toml");
 
@@ -242,7 +243,7 @@ fn the_environment_reaches_every_key() {
     let loaded = with_base(files, &environment).unwrap();
     let StoreKind::Redis(redis) = &loaded.settings.store.kind else { panic!("the store is not Redis") };
     assert_eq!(redis.budget, Duration::from_millis(50));
-    assert_eq!(redis.nodes[0].expose_secret(), "redis://:canary@127.0.0.1:6380");
+    assert_eq!(one_node(redis), "redis://:canary@127.0.0.1:6380");
     assert_eq!(loaded.settings.server.max_body, 1 << 20);
     assert_eq!(loaded.settings.server.workers, 7);
     assert!(loaded.policy.path_rules.encoded_slashes);
@@ -350,10 +351,8 @@ fn the_built_in_defaults_are_those_of_the_documentation() {
 #[test]
 fn the_built_in_redis_defaults_are_those_of_the_documentation() {
     let settings = with_base("store.kind = \"redis\"", &[]).unwrap().settings;
-    let StoreKind::Redis(redis) = settings.store.kind else { panic!("the store is not Redis") };
-    assert_eq!(redis.mode, RedisMode::Standalone);
-    assert_eq!(redis.nodes.len(), 1);
-    assert_eq!(redis.nodes[0].expose_secret(), "redis://127.0.0.1:6379");
+    let StoreKind::Redis(redis) = &settings.store.kind else { panic!("the store is not Redis") };
+    assert_eq!(one_node(redis), "redis://127.0.0.1:6379");
     assert_eq!(redis.budget, Duration::from_millis(20));
     assert_eq!(redis.prefix, "tollgate");
 }
@@ -459,8 +458,14 @@ fn secrets_come_from_files_beside_the_configuration() {
     let token = loaded.settings.admin.token.as_ref().unwrap();
     assert_eq!(token.expose_secret(), "canary");
     let StoreKind::Redis(redis) = &loaded.settings.store.kind else { panic!("the store is not Redis") };
-    assert_eq!(redis.nodes[0].expose_secret(), "rediss://user:canary@redis.example:6380/2");
+    assert_eq!(one_node(redis), "rediss://user:canary@redis.example:6380/2");
     assert!(!format!("{loaded:?}").contains("canary"));
+}
+
+#[track_caller]
+fn one_node(redis: &RedisSettings) -> &str {
+    let Topology::Standalone(url) = &redis.topology else { panic!("{redis:?} is not one node") };
+    url.expose_secret()
 }
 
 #[test]

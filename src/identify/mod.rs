@@ -80,7 +80,7 @@ impl Identity {
         }
     }
 
-    /// The address that a request counts by when it has no credential; also what the upstream and the log are told.
+    /// The address that a request counts by when it has no credential.
     #[must_use]
     pub fn client_address(&self, inbound: &Inbound<'_>) -> IpAddr {
         self.addresses.client(inbound.peer, inbound.headers)

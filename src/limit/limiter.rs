@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::decision::{Decision, Source};
 use super::rule::OnFailure;
-use super::store::{Charge, Guarded, MemoryStore, Store, StoreError};
+use super::store::{Charge, Guarded, MemoryStore, OpenError, Store, StoreError, StoreKind};
 use crate::clock;
 
 /// Decides whether requests may pass. One for each worker thread; the memory behind all of them is shared.
@@ -24,8 +24,14 @@ pub struct Pass {
 }
 
 impl Pass {
-    pub(crate) fn granted() -> Self {
+    fn granted() -> Self {
         Self { _only_the_limiter_makes_one: () }
+    }
+
+    /// A pass that nobody decided on.
+    #[cfg(test)]
+    pub(crate) fn for_tests() -> Self {
+        Self::granted()
     }
 }
 
@@ -52,16 +58,16 @@ pub struct Asked {
 }
 
 impl Limiter {
-    /// A limiter on the memory store.
-    #[must_use]
-    pub fn in_memory(memory: Arc<MemoryStore>) -> Self {
-        Self { memory, redis: None }
-    }
-
-    /// A limiter on Redis, with `memory` to count in while Redis cannot.
-    #[must_use]
-    pub fn on_redis(redis: Guarded, memory: Arc<MemoryStore>) -> Self {
-        Self { memory, redis: Some(redis) }
+    /// A limiter on a store of this kind. `memory` is that store, or what counts while Redis cannot.
+    ///
+    /// # Errors
+    /// When the address of Redis cannot be understood. A Redis that is away is no error.
+    pub fn new(kind: &StoreKind, memory: Arc<MemoryStore>) -> Result<Self, OpenError> {
+        let redis = match kind {
+            StoreKind::Memory => None,
+            StoreKind::Redis(settings) => Some(Guarded::new(settings)?),
+        };
+        Ok(Self { memory, redis })
     }
 
     /// Charges every limit of the request, or none. Without a [`Pass`] a limit refuses, as the decision says; or, where

@@ -14,6 +14,8 @@ use std::net::Ipv6Addr;
 use actix_web::http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use actix_web::http::{Method, Uri};
 
+use crate::inbound::METHODS;
+
 /// Header field lines of one request.
 pub const MAX_HEADER_LINES: usize = 64;
 /// Bytes of all header field lines together, each counted as `name: value` and its line end.
@@ -86,15 +88,9 @@ pub fn head(method: &Method, target: &Uri, headers: &HeaderMap) -> Result<(), Re
 
 fn check_method(method: &Method) -> Result<(), Refused> {
     match *method {
-        Method::GET
-        | Method::HEAD
-        | Method::POST
-        | Method::PUT
-        | Method::PATCH
-        | Method::DELETE
-        | Method::OPTIONS => Ok(()),
         Method::CONNECT => Err(Refused::Connect),
         Method::TRACE => Err(Refused::Trace),
+        _ if METHODS.contains(method) => Ok(()),
         _ => Err(Refused::UnknownMethod),
     }
 }

@@ -5,9 +5,9 @@
 
 use std::num::NonZeroU64;
 
-use actix_web::HttpResponse;
 use actix_web::http::StatusCode;
 use actix_web::http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use actix_web::{HttpResponse, HttpResponseBuilder};
 use serde::Serialize;
 
 use super::check::Refused;
@@ -15,7 +15,7 @@ use crate::identify::IdentifyError;
 use crate::inbound::PathError;
 use crate::limit::headers::{self, Style};
 use crate::limit::{Decision, Rule};
-use crate::plan::Missing;
+use crate::plan::{Methods, Missing};
 use crate::proxy::Failure;
 
 /// Why a request does not get an answer from the backend.
@@ -49,6 +49,12 @@ pub enum Rejection {
     /// The request came to the proxy without a pass: the application is put together wrongly.
     Unchecked,
 }
+
+const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
+const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
+const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
+const X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
+const X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 
 const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
 const REDUCED_CAPACITY: &str = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
@@ -91,30 +97,18 @@ impl Rejection {
     /// The answer. `request_id` names the occurrence.
     #[must_use]
     pub fn reply(&self, request_id: &HeaderValue) -> HttpResponse {
-        let status = self.status();
-        let detail = self.detail();
-        let problem = Problem {
-            r#type: match self {
-                Self::Limited { .. } => QUOTA_EXCEEDED,
-                Self::StoreAway => REDUCED_CAPACITY,
-                _ => "about:blank",
-            },
-            title: match self {
-                Self::Limited { .. } => "Quota Exceeded",
-                Self::StoreAway => "Temporary Reduced Capacity",
-                _ => status.canonical_reason().unwrap_or("Error"),
-            },
-            status: status.as_u16(),
-            detail: &detail,
-            instance: request_id.to_str().unwrap_or_default(),
-            violated_policies: match self {
-                Self::Limited { violated, .. } => Some(violated),
-                _ => None,
-            },
-        };
-        let mut response = HttpResponse::build(status);
+        let mut response = HttpResponse::build(self.status());
         response.insert_header((header::CONTENT_TYPE, "application/problem+json"));
         response.insert_header((header::CACHE_CONTROL, "no-store"));
+        self.add_fields(&mut response);
+        if self.ends_the_connection() {
+            response.force_close();
+        }
+        response.body(self.problem(request_id))
+    }
+
+    /// What the client needs besides the body: when to come again, what it may do, how to say who it is.
+    fn add_fields(&self, response: &mut HttpResponseBuilder) {
         match self {
             Self::Limited { retry_after: Some(seconds), .. } => {
                 response.insert_header((header::RETRY_AFTER, *seconds));
@@ -125,16 +119,39 @@ impl Rejection {
             Self::Method(allow) => {
                 response.insert_header((header::ALLOW, allow.as_str()));
             }
+            Self::Head(Refused::Trace) => {
+                response.insert_header((header::ALLOW, Methods::all().allow_header()));
+            }
             Self::Identity(IdentifyError::Missing | IdentifyError::Unusable) => {
                 response
                     .insert_header((header::WWW_AUTHENTICATE, "Bearer realm=\"api\", ApiKey realm=\"api\""));
             }
             _ => {}
         }
-        if self.ends_the_connection() {
-            response.force_close();
-        }
-        response.body(serde_json::to_string(&problem).unwrap_or_default())
+    }
+
+    /// The problem document, as JSON.
+    fn problem(&self, request_id: &HeaderValue) -> String {
+        let status = self.status();
+        let (r#type, title) = match self {
+            Self::Limited { .. } => (QUOTA_EXCEEDED, "Quota Exceeded"),
+            Self::StoreAway => (REDUCED_CAPACITY, "Temporary Reduced Capacity"),
+            _ => ("about:blank", status.canonical_reason().unwrap_or("Error")),
+        };
+        let violated_policies = match self {
+            Self::Limited { violated, .. } => Some(violated.as_slice()),
+            _ => None,
+        };
+        let problem = Problem {
+            r#type,
+            title,
+            status: status.as_u16(),
+            detail: &self.detail(),
+            instance: request_id.to_str().unwrap_or_default(),
+            violated_policies,
+        };
+        // Text and numbers: writing them as JSON cannot fail.
+        serde_json::to_string(&problem).unwrap_or_default()
     }
 
     fn status(&self) -> StatusCode {
@@ -177,7 +194,7 @@ impl Rejection {
     fn ends_the_connection(&self) -> bool {
         match self {
             Self::Head(_) | Self::Path(_) => true,
-            Self::Upstream(failure) => failure_status(failure).is_client_error(),
+            Self::Upstream(failure) => failure.is_the_clients(),
             _ => false,
         }
     }
@@ -195,6 +212,31 @@ impl From<Missing> for Rejection {
 impl From<IdentifyError> for Rejection {
     fn from(error: IdentifyError) -> Self {
         Self::Identity(error)
+    }
+}
+
+/// Writes the rate-limit fields into an answer, allowed or refused. Fields of these names from the backend are replaced:
+/// one answer carries one truth.
+pub fn limit_fields(
+    answer: &mut HeaderMap,
+    style: Style,
+    policy_field: Option<&HeaderValue>,
+    rules: &[Rule],
+    decision: &Decision,
+) {
+    if matches!(style, Style::Draft11 | Style::Both) {
+        let state = HeaderValue::from_str(&headers::state(rules, decision)).ok();
+        if let Some((policy, state)) = policy_field.zip(state) {
+            answer.insert(RATE_LIMIT_POLICY, policy.clone());
+            answer.insert(RATE_LIMIT, state);
+        }
+    }
+    if matches!(style, Style::XRateLimit | Style::Both)
+        && let Some(tightest) = headers::tightest(rules, decision)
+    {
+        answer.insert(X_LIMIT, tightest.limit.into());
+        answer.insert(X_REMAINING, tightest.remaining.into());
+        answer.insert(X_RESET, tightest.reset.into());
     }
 }
 
@@ -233,35 +275,4 @@ fn sentence(error: &impl std::fmt::Display) -> String {
     }
     text.push('.');
     text
-}
-
-const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
-const RATE_LIMIT_POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
-const X_LIMIT: HeaderName = HeaderName::from_static("x-ratelimit-limit");
-const X_REMAINING: HeaderName = HeaderName::from_static("x-ratelimit-remaining");
-const X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
-
-/// Writes the rate-limit fields into an answer, allowed or refused. Fields of these names from the backend are replaced:
-/// one answer carries one truth.
-pub fn limit_fields(
-    answer: &mut HeaderMap,
-    style: Style,
-    policy_field: Option<&HeaderValue>,
-    rules: &[Rule],
-    decision: &Decision,
-) {
-    if matches!(style, Style::Draft11 | Style::Both) {
-        let state = HeaderValue::from_str(&headers::state(rules, decision)).ok();
-        if let Some((policy, state)) = policy_field.zip(state) {
-            answer.insert(RATE_LIMIT_POLICY, policy.clone());
-            answer.insert(RATE_LIMIT, state);
-        }
-    }
-    if matches!(style, Style::XRateLimit | Style::Both)
-        && let Some(tightest) = headers::tightest(rules, decision)
-    {
-        answer.insert(X_LIMIT, tightest.limit.into());
-        answer.insert(X_REMAINING, tightest.remaining.into());
-        answer.insert(X_RESET, tightest.reset.into());
-    }
 }

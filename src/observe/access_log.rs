@@ -1,7 +1,7 @@
 //! One JSON line for each request, on standard output. Never a credential, never the query (which may hold one).
 //!
 //! Lines are gathered per worker and written by a thread of their own, so that a slow reader of the log never holds up
-//! a request: when its queue is full, lines are dropped and counted.
+//! a request: when its queue is full, lines are dropped.
 
 use std::cell::RefCell;
 use std::io::Write;
@@ -118,7 +118,7 @@ impl Batch {
         if self.lines.is_empty() {
             return;
         }
-        // A full queue drops the batch and counts it; it never waits. There is nobody to tell of an error.
+        // A full queue drops the batch; it never waits. There is nobody to tell of an error.
         let _written = self.writer.write(&self.lines);
         self.lines.clear();
     }

@@ -46,10 +46,9 @@ pub struct Exchange<'a> {
 }
 
 /// What became of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// Refused before anything was known of it: malformed, unsupported.
-    #[default]
     Refused,
     /// No route, or not this method on it.
     Unmatched,

@@ -1,4 +1,4 @@
-//! The immutable snapshot that one request sees from start to end, and that a reload swaps.
+//! Everything that decides about a request: immutable, so that one request sees one policy from start to end.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -47,8 +47,6 @@ pub struct PolicyParts {
 /// One plan on one route: everything that is known about such a request before it comes.
 #[derive(Debug)]
 pub struct Offer {
-    /// The plan's name.
-    pub plan: Arc<str>,
     /// The route.
     pub route: Arc<Route>,
     /// All limits that apply, the plan's own first.
@@ -64,7 +62,7 @@ pub struct Offer {
 #[error("{0}")]
 pub struct Unbuildable(#[from] Conflict);
 
-/// Everything that decides requests, at one moment. Never changes; a reload makes another.
+/// Everything that decides requests. Never changes.
 #[derive(Debug)]
 pub struct Policy {
     /// Which route a request takes.
@@ -123,7 +121,6 @@ fn offer(plan: &Plan, route: &Arc<Route>, fallback: OnFailure) -> Option<Arc<Off
     let rules: Arc<[Rule]> = plan.limits.iter().chain(own).cloned().collect();
     let policy_field = HeaderValue::from_str(&headers::policy(&rules)).ok().filter(|_| !rules.is_empty());
     Some(Arc::new(Offer {
-        plan: Arc::clone(&plan.name),
         route: Arc::clone(route),
         on_failure: route.on_failure.or(plan.on_failure).unwrap_or(fallback),
         rules,

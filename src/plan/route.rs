@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use actix_web::http::Method;
 
+use crate::inbound::METHODS;
 use crate::inbound::path::{self, CanonicalPath, PathError, PathRules};
 use crate::limit::OnFailure;
 
@@ -35,13 +36,9 @@ pub struct Route {
     pub on_failure: Option<OnFailure>,
 }
 
-/// A set of methods, never empty.
+/// A set of methods, never empty. A method's position in [`METHODS`] is its bit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Methods(u8);
-
-/// The methods that can be routed, in the order in which `Allow` lists them. A method's position is its bit.
-const ROUTABLE: [Method; 7] =
-    [Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::PATCH, Method::DELETE, Method::OPTIONS];
 
 /// Why a list of methods is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -80,7 +77,7 @@ impl Methods {
     /// Every method that can be routed.
     #[must_use]
     pub fn all() -> Self {
-        Self((1 << ROUTABLE.len()) - 1)
+        Self((1 << METHODS.len()) - 1)
     }
 
     /// Whether `method` is one of them.
@@ -99,7 +96,7 @@ impl Methods {
     #[must_use]
     pub fn allow_header(self) -> String {
         let served: Vec<&str> =
-            ROUTABLE.iter().filter(|method| self.serves(method)).map(Method::as_str).collect();
+            METHODS.iter().filter(|method| self.serves(method)).map(Method::as_str).collect();
         served.join(", ")
     }
 
@@ -108,7 +105,7 @@ impl Methods {
     }
 
     fn bit(method: &Method) -> Option<u8> {
-        let position = ROUTABLE.iter().position(|routable| routable == method)?;
+        let position = METHODS.iter().position(|served| served == method)?;
         Some(1 << position)
     }
 }
@@ -310,14 +307,6 @@ impl RouteTable {
         &self.routes
     }
 
-    /// The route of a request.
-    ///
-    /// # Errors
-    /// When there is none: 404 or 405.
-    pub fn find(&self, method: &Method, path: &CanonicalPath<'_>) -> Result<&Arc<Route>, Missing> {
-        self.position(method, path).map(|position| &self.routes[position])
-    }
-
     /// The position in [`routes`](Self::routes) of the route of a request, for tables that run in parallel.
     ///
     /// Allocates nothing for a path without escapes.
@@ -432,8 +421,8 @@ mod tests {
     fn answer(table: &RouteTable, request: &str) -> String {
         let (method, raw) = request.split_once(' ').unwrap();
         let path = CanonicalPath::parse(raw, PathRules { encoded_slashes: true }).unwrap();
-        match table.find(&method.parse().unwrap(), &path) {
-            Ok(route) => route.name.to_string(),
+        match table.position(&method.parse().unwrap(), &path) {
+            Ok(position) => table.routes()[position].name.to_string(),
             Err(Missing::NoRoute) => "404".to_owned(),
             Err(Missing::Method { allow }) => format!("405 {allow}"),
         }

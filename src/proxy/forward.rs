@@ -1,5 +1,6 @@
 //! One request to one backend and its answer back.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::pin::pin;
 use std::time::Duration;
@@ -20,7 +21,7 @@ use crate::clock;
 use crate::limit::Pass;
 
 /// A decided request, as it shall leave.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 pub struct Outgoing<'a> {
     /// The method.
     pub method: &'a Method,
@@ -48,6 +49,17 @@ pub struct Outgoing<'a> {
     pub plan: &'a str,
     /// The largest body, in bytes.
     pub max_body: u64,
+}
+
+/// Without the query and the header fields: they hold credentials.
+impl fmt::Debug for Outgoing<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Outgoing")
+            .field("method", self.method)
+            .field("path", &self.path)
+            .field("request_id", self.request_id)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What came back.
@@ -94,6 +106,19 @@ pub enum Failure {
 }
 
 impl Failure {
+    /// Whether the client broke off or broke the rules, so that nothing is said about the backend.
+    #[must_use]
+    pub fn is_the_clients(&self) -> bool {
+        match self {
+            Self::ClientGone | Self::ClientStalled | Self::ClientMalformed | Self::BodyTooLarge => true,
+            Self::Connect(_)
+            | Self::ConnectTimeout(_)
+            | Self::HeadTimeout
+            | Self::BadAnswer(_)
+            | Self::Internal(_) => false,
+        }
+    }
+
     /// Whether it is certain that the backend saw nothing of the request.
     fn sent_nothing(&self) -> bool {
         matches!(self, Self::Connect(_) | Self::ConnectTimeout(_))

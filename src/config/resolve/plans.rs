@@ -1,12 +1,10 @@
 //! The tier table: plans and their limits.
 
-use std::time::Duration;
-
 use super::Context;
+use crate::clock::micros;
 use crate::config::mistakes::{Fault, Place};
 use crate::config::raw::{AlgorithmWord, LimitSection, PlanRouteSection, PlanSection, Raw};
-use crate::limit::algorithm::Algorithm;
-use crate::limit::algorithm::{Micros, SlidingWindow, TokenBucket, Unusable};
+use crate::limit::algorithm::{Algorithm, SlidingWindow, TokenBucket, Unusable};
 use crate::limit::{Rule, Scope};
 use crate::plan::Plan;
 
@@ -69,6 +67,7 @@ fn rule(section: &LimitSection, scope: &Scope, context: &Context<'_>) -> Option<
     }
     let (name, limit, per) = (section.name.as_ref()?, section.limit.as_ref()?, section.per.as_ref()?);
     let burst = section.burst.as_ref().map_or(limit.value, |burst| burst.value);
+    // More than fit become the most there are, which no algorithm takes.
     let per_micros = micros(per.value);
     let algorithm = match word {
         AlgorithmWord::SlidingWindow => {
@@ -97,9 +96,4 @@ fn place_of(unusable: Unusable, section: &LimitSection) -> &Place {
         Unusable::Precision => None,
     };
     place.unwrap_or(&section.place)
-}
-
-/// Whole microseconds; more than fit become the most there are, which no algorithm takes.
-fn micros(span: Duration) -> Micros {
-    Micros::try_from(span.as_micros()).unwrap_or(Micros::MAX)
 }

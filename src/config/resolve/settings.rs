@@ -8,14 +8,15 @@ use secrecy::{ExposeSecret as _, SecretString};
 use super::Context;
 use crate::config::mistakes::{Fault, Origin};
 use crate::config::raw::{
-    AdminSection, Raw, RedisSection, ServerSection, StoreSection, StoreWord, UpstreamSection,
+    AdminSection, ModeWord, Raw, RedisSection, ServerSection, StoreSection, StoreWord, UpstreamSection,
 };
 use crate::config::reader::{Scalar, Written};
 use crate::config::settings::{
-    AdminSettings, LogSettings, RedisMode, RedisSettings, ServerSettings, Settings, StoreKind, StoreSettings,
+    AdminSettings, LogSettings, RedisSettings, ServerSettings, Settings, StoreKind, StoreSettings,
 };
 use crate::config::sources::read_file;
 use crate::config::words;
+use crate::limit::store::Topology;
 use crate::proxy::UpstreamSettings;
 
 pub(super) fn resolve(raw: &Raw, context: &Context<'_>) -> Option<Settings> {
@@ -95,17 +96,20 @@ fn redis(section: &RedisSection, context: &Context<'_>) -> Option<RedisSettings>
     let nodes = redis_nodes(section, context);
     let mode = section.mode.as_ref()?;
     let nodes = nodes?;
-    if mode.value == RedisMode::Standalone && nodes.len() > 1 {
+    if mode.value == ModeWord::Standalone && nodes.len() > 1 {
         let fault = Fault::new("\"standalone\" is one node").hint("write mode = \"cluster\", or one url");
         context.note(fault, mode);
     }
-    if mode.value == RedisMode::Cluster && nodes.iter().any(words::chooses_database) {
+    if mode.value == ModeWord::Cluster && nodes.iter().any(words::chooses_database) {
         let fault = Fault::new("a cluster has database 0 only").hint("end the URLs after the port");
         context.note(fault, mode);
     }
+    let topology = match mode.value {
+        ModeWord::Standalone => Topology::Standalone(nodes.into_iter().next()?),
+        ModeWord::Cluster => Topology::Cluster(nodes),
+    };
     Some(RedisSettings {
-        mode: mode.value,
-        nodes,
+        topology,
         budget: section.budget.as_ref()?.value,
         prefix: section.prefix.as_ref()?.value.clone(),
     })

@@ -1,7 +1,7 @@
 //! The limiting arithmetic: state and time go in, a judgement and the next state come out.
 //!
-//! Pure: no clock, no store, nothing but `std`. `lua/` says the same in Lua, and `tests/it/parity.rs` holds the two
-//! to the same answers, step by step. Every number stays below 2^53, which a Lua number holds exactly.
+//! Pure: no clock, no store, nothing but `std`. `lua/` says the same in Lua, and a test of the Redis store holds the
+//! two to the same answers, step by step. Every number stays below 2^53, which a Lua number holds exactly.
 //!
 //! A request is decided in two rounds ([`decide`]): every limit judges it without changing anything, and only when it
 //! fits all of them are they all charged. So a refusal charges nobody.
@@ -185,4 +185,15 @@ impl State {
             Self::Vacant | Self::Window(_) => None,
         }
     }
+}
+
+/// What every algorithm asks of its numbers.
+fn check_range(per: Micros, amounts: &[NonZeroU64]) -> Result<(), Unusable> {
+    if !PER_RANGE.contains(&per) {
+        return Err(Unusable::Per);
+    }
+    if amounts.iter().any(|amount| amount.get() > AMOUNT_MAX) {
+        return Err(Unusable::Amount);
+    }
+    Ok(())
 }

@@ -17,7 +17,7 @@
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
 
-use super::{AMOUNT_MAX, Micros, PER_RANGE, Standing, Unusable};
+use super::{Micros, Standing, Unusable, check_range};
 
 /// The largest limit that is counted exactly. Above it memory would grow past 40 KB a caller.
 pub const EXACT_MAX: u64 = 10_000;
@@ -77,12 +77,7 @@ impl SlidingWindow {
     /// # Errors
     /// When the limit or `per` is out of range.
     pub fn new(limit: NonZeroU64, per: Micros) -> Result<Self, Unusable> {
-        if !PER_RANGE.contains(&per) {
-            return Err(Unusable::Per);
-        }
-        if limit.get() > AMOUNT_MAX {
-            return Err(Unusable::Amount);
-        }
+        check_range(per, &[limit])?;
         let grain = if limit.get() <= EXACT_MAX { per.div_ceil(TICKS) } else { per.div_ceil(BUCKETS) };
         Ok(Self { limit, per, grain })
     }
@@ -131,7 +126,7 @@ impl SlidingWindow {
             return Standing { wait: self.wait_when_empty(cost), remaining: self.limit.get(), next: 0 };
         };
         let (used, next) = self.usage(log, now);
-        let excess = (used + cost.get()).saturating_sub(self.limit.get());
+        let excess = used.saturating_add(cost.get()).saturating_sub(self.limit.get());
         let wait = match self.wait_when_empty(cost) {
             Some(_) if excess > 0 => Some(self.until_freed(log, now, excess)),
             other => other,
@@ -378,6 +373,7 @@ impl Buckets {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::AMOUNT_MAX;
     use super::*;
 
     const SECOND: Micros = 1_000_000;
@@ -433,6 +429,7 @@ mod tests {
                 (9_999, 2, Some(4_001), 0, 1),
                 (10_000, 1, Some(0), 0, 4_000),
                 // More than the limit never fits.
+                (10_000, u64::MAX, None, 0, 4_000),
                 (60_000, 4, None, 3, 0),
             ],
         );

@@ -9,7 +9,7 @@
 
 use std::num::NonZeroU64;
 
-use super::{AMOUNT_MAX, Micros, PER_RANGE, Standing, Unusable};
+use super::{Micros, Standing, Unusable, check_range};
 
 /// `limit` units each `per`, and up to `burst` units saved up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,12 +43,7 @@ impl TokenBucket {
     /// # Errors
     /// When an amount or `per` is out of range, or the arithmetic would not be exact in a Lua number.
     pub fn new(limit: NonZeroU64, per: Micros, burst: NonZeroU64) -> Result<Self, Unusable> {
-        if !PER_RANGE.contains(&per) {
-            return Err(Unusable::Per);
-        }
-        if limit.get() > AMOUNT_MAX || burst.get() > AMOUNT_MAX {
-            return Err(Unusable::Amount);
-        }
+        check_range(per, &[limit, burst])?;
         let common = greatest_common_divisor(limit.get(), per);
         let (unit, rate) = (per / common, limit.get() / common);
         let full = burst.get().checked_mul(unit).ok_or(Unusable::Precision)?;
@@ -145,6 +140,7 @@ fn greatest_common_divisor(a: u64, b: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::AMOUNT_MAX;
     use super::*;
 
     const SECOND: Micros = 1_000_000;

@@ -6,7 +6,7 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use super::{Charge, Decision, RedisStore, Store, StoreError};
+use super::{Charge, Decision, OpenError, RedisSettings, RedisStore, Store, StoreError};
 
 /// Requests of one worker that may wait for Redis at the same time. One more does not queue: it is a failure at once.
 const IN_FLIGHT_MAX: usize = 256;
@@ -25,10 +25,13 @@ pub struct Guarded {
 }
 
 impl Guarded {
-    /// `store`, which may take `budget` for each decision.
-    #[must_use]
-    pub fn new(store: RedisStore, budget: Duration) -> Self {
-        Self { store, budget, in_flight: Cell::new(0), timeouts: Cell::new(0) }
+    /// A Redis store that may take `settings.budget` for each decision.
+    ///
+    /// # Errors
+    /// When an address cannot be understood.
+    pub fn new(settings: &RedisSettings) -> Result<Self, OpenError> {
+        let store = RedisStore::new(settings)?;
+        Ok(Self { store, budget: settings.budget, in_flight: Cell::new(0), timeouts: Cell::new(0) })
     }
 
     fn enter(&self) -> Option<InFlight<'_>> {

@@ -9,10 +9,19 @@ use std::num::NonZeroU64;
 
 pub use guarded::Guarded;
 pub use memory::MemoryStore;
-pub use redis::{OpenError, RedisStore, Topology};
+pub use redis::{OpenError, RedisSettings, RedisStore, Topology};
 
 use super::decision::Decision;
 use super::rule::Rule;
+
+/// Which store counts.
+#[derive(Debug, Clone)]
+pub enum StoreKind {
+    /// This process.
+    Memory,
+    /// Redis, shared by all gateways.
+    Redis(RedisSettings),
+}
 
 /// One request, as a store sees it.
 #[derive(Debug, Clone, Copy)]

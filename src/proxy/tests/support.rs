@@ -132,7 +132,7 @@ async fn forward(request: HttpRequest, payload: Payload, state: Data<State>) -> 
         plan: "free",
         max_body: state.setup.max_body,
     };
-    match state.upstreams.forward("api", outgoing, payload, &Pass::granted()).await {
+    match state.upstreams.forward("api", outgoing, payload, &Pass::for_tests()).await {
         Ok(answer) => answer.response,
         Err(failure) => HttpResponse::build(status_of(&failure)).body(failure.to_string()),
     }

@@ -1,8 +1,7 @@
 //! One multiplexed connection for each worker, opened in the background and let go of when it is of no use.
 //!
-//! The client library's own reconnecting is not used: it makes every caller wait for it, for seconds (see the module's
-//! tests). Here a request waits for a connection only while an attempt is younger than its patience; while Redis stays
-//! away, it is told so at once.
+//! The client library's own reconnecting is not used: it makes every caller wait for it, for seconds. Here a request waits
+//! for a connection only while an attempt is younger than its budget; while Redis stays away, it is told so at once.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -16,6 +15,7 @@ use ::redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError,
     ServerErrorKind, Value,
 };
+use secrecy::{ExposeSecret as _, SecretString};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -34,13 +34,13 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// A peer that acknowledges nothing for so long is gone, even if nobody said so.
 const USER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How Redis nodes form one store.
+/// How Redis nodes form one store. Their URLs may hold a password.
 #[derive(Debug, Clone)]
 pub enum Topology {
     /// One server, by URL.
-    Standalone(String),
+    Standalone(SecretString),
     /// A cluster, by the URLs of some of its nodes.
-    Cluster(Vec<String>),
+    Cluster(Vec<SecretString>),
 }
 
 /// Why a topology cannot be used.
@@ -62,19 +62,19 @@ enum Opener {
 }
 
 impl Opener {
-    fn new(topology: Topology, patience: Duration) -> Result<Self, OpenError> {
+    fn new(topology: &Topology, budget: Duration) -> Result<Self, OpenError> {
         match topology {
-            Topology::Standalone(url) => Ok(Self::Standalone(Box::new(Client::open(settings(&url)?)?))),
+            Topology::Standalone(url) => Ok(Self::Standalone(Box::new(Client::open(settings(url)?)?))),
             Topology::Cluster(urls) => {
-                let nodes = urls.iter().map(|url| settings(url)).collect::<Result<Vec<_>, _>>()?;
+                let nodes = urls.iter().map(settings).collect::<Result<Vec<_>, _>>()?;
                 // The library's defaults wait 1.3 s before a retry and for ever for an answer.
                 let client = ClusterClientBuilder::new(nodes)
                     .retries(2)
                     .min_retry_wait(1)
                     .max_retry_wait(5)
                     .connection_timeout(CONNECT_TIMEOUT)
-                    .response_timeout(patience)
-                    .overall_response_timeout(Some(patience))
+                    .response_timeout(budget)
+                    .overall_response_timeout(Some(budget))
                     .tcp_settings(tcp())
                     .build()?;
                 Ok(Self::Cluster(Box::new(client)))
@@ -102,8 +102,8 @@ fn tcp() -> TcpSettings {
     TcpSettings::default().set_nodelay(true).set_user_timeout(USER_TIMEOUT)
 }
 
-fn settings(url: &str) -> Result<ConnectionInfo, OpenError> {
-    Ok(url.into_connection_info()?.set_tcp_settings(tcp()))
+fn settings(url: &SecretString) -> Result<ConnectionInfo, OpenError> {
+    Ok(url.expose_secret().into_connection_info()?.set_tcp_settings(tcp()))
 }
 
 /// An open connection. Cloning it gives another handle on the same one.
@@ -147,14 +147,15 @@ pub(super) struct Connection {
     status: watch::Sender<Status>,
     /// The task that opens; ended with the connection. `None` before the first request.
     opening: RefCell<Option<JoinHandle<()>>>,
-    patience: Duration,
+    /// How long a request waits for an attempt to connect, counted from the attempt's beginning.
+    budget: Duration,
 }
 
 impl Connection {
-    pub(super) fn new(topology: Topology, patience: Duration) -> Result<Self, OpenError> {
-        let opener = Rc::new(Opener::new(topology, patience)?);
+    pub(super) fn new(topology: &Topology, budget: Duration) -> Result<Self, OpenError> {
+        let opener = Rc::new(Opener::new(topology, budget)?);
         let status = watch::Sender::new(Status::Away);
-        Ok(Self { opener, status, opening: RefCell::new(None), patience })
+        Ok(Self { opener, status, opening: RefCell::new(None), budget })
     }
 
     /// A handle on the open connection.
@@ -166,7 +167,7 @@ impl Connection {
         loop {
             match &*watcher.borrow_and_update() {
                 Status::Ready(link) => return Ok(link.clone()),
-                Status::Opening(since) if since.elapsed() <= self.patience => {}
+                Status::Opening(since) if since.elapsed() <= self.budget => {}
                 Status::Opening(_) | Status::Away => return Err(StoreError::Disconnected),
             }
             watcher.changed().await.map_err(|_| StoreError::Disconnected)?;

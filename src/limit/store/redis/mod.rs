@@ -6,7 +6,6 @@
 mod connection;
 mod script;
 
-use std::rc::Rc;
 use std::time::Duration;
 
 use ::redis::{Cmd, RedisError, Value};
@@ -20,23 +19,34 @@ use super::{Charge, Decision, Store, StoreError};
 use crate::limit::algorithm::{Algorithm, Standing};
 use crate::limit::{Rule, States};
 
+/// `[store.redis]`, resolved.
+#[derive(Debug, Clone)]
+pub struct RedisSettings {
+    /// How the nodes form one store.
+    pub topology: Topology,
+    /// Everything the limiter may spend on one request.
+    pub budget: Duration,
+    /// The first part of every key.
+    pub prefix: String,
+}
+
 /// Counters in Redis. One for each worker thread: its connection is multiplexed, and no request crosses threads.
 #[derive(Debug)]
 pub struct RedisStore {
     connection: Connection,
-    script: Rc<Script>,
+    script: Script,
     prefix: Box<str>,
 }
 
 impl RedisStore {
-    /// A store over `topology`; keys begin with `prefix`. Connecting begins with the first request and goes on in the
-    /// background: a Redis that is away does not keep a gateway from starting.
+    /// A store as `settings` say. Connecting begins with the first request and goes on in the background: a Redis that is
+    /// away does not keep a gateway from starting.
     ///
     /// # Errors
-    /// When the topology's addresses cannot be understood.
-    pub fn new(topology: Topology, prefix: &str, patience: Duration) -> Result<Self, OpenError> {
-        let connection = Connection::new(topology, patience)?;
-        Ok(Self { connection, script: Rc::new(Script::new()), prefix: prefix.into() })
+    /// When an address cannot be understood.
+    pub fn new(settings: &RedisSettings) -> Result<Self, OpenError> {
+        let connection = Connection::new(&settings.topology, settings.budget)?;
+        Ok(Self { connection, script: Script::new(), prefix: settings.prefix.as_str().into() })
     }
 
     /// Whether Redis answers at all.

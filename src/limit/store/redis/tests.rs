@@ -60,9 +60,10 @@ struct Lua {
 
 impl Lua {
     fn new(server: &Server) -> Self {
-        let topology = Topology::Standalone("redis://127.0.0.1:1".to_owned());
-        let mut store = RedisStore::new(topology, "test", Duration::ZERO).unwrap();
-        store.script = Rc::new(Script::for_tests());
+        let topology = Topology::Standalone("redis://127.0.0.1:1".into());
+        let settings = RedisSettings { topology, budget: Duration::ZERO, prefix: "test".to_owned() };
+        let mut store = RedisStore::new(&settings).unwrap();
+        store.script = Script::for_tests();
         Self { connection: server.connect(), store }
     }
 
