@@ -2,7 +2,7 @@
 
 use std::net::{SocketAddr, TcpListener};
 
-use actix_web::rt::System;
+use actix_rt::System;
 use clap::Args;
 use tollgate::config::{self, Sources};
 use tollgate::gateway::Gateway;

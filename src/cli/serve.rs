@@ -1,6 +1,6 @@
 //! `tollgate serve`
 
-use actix_web::rt::System;
+use actix_rt::System;
 use tollgate::gateway::Gateway;
 
 use super::{ConfigArgs, start_logging, stop_signal};
