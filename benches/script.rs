@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use redis::Connection;
 use tollgate::limit::algorithm::{Algorithm, SlidingWindow, TokenBucket};
-use tollgate::limit::store::{Charge, RedisStore, Store, Topology};
+use tollgate::limit::store::{Charge, RedisSettings, RedisStore, Store, Topology};
 use tollgate::limit::{Rule, Scope};
 
 const MINUTE: u64 = 60_000_000;
@@ -54,7 +54,9 @@ async fn main() {
             break connection;
         }
     };
-    let store = RedisStore::new(Topology::Standalone(url), "bench", Duration::from_secs(5)).unwrap();
+    let topology = Topology::Standalone(url.into());
+    let settings = RedisSettings { topology, budget: Duration::from_secs(5), prefix: "bench".to_owned() };
+    let store = RedisStore::new(&settings).unwrap();
 
     println!("{:34}{:>12}{:>12}{:>14}", "limits", "us a pass", "us a denial", "bytes a caller");
     for limit in [100, 1_000, 10_000] {

@@ -261,7 +261,8 @@ fn only_observe_makes_metrics() {
 
 #[test]
 fn only_the_commands_print() {
-    only("only cli prints", &["cli"], |source| {
+    // Not even cli uses the macros: they panic when the reader of a pipe has left.
+    only("nobody prints by macro", &[], |source| {
         let macros = ["print", "println", "eprint", "eprintln", "dbg"];
         macros.into_iter().filter(|name| source.calls_macro(name)).collect()
     });
