@@ -2,29 +2,37 @@
 -- all charged. One script call is one atomic step, so no other request comes between the two rounds.
 --
 -- KEYS  one per limit, all with the same hash tag
--- ARGV  cost, then four fields per limit (see README.md)
+-- ARGV  cost, then the fields of each limit (see README.md)
 -- reply { now, wait, remaining, next, wait, remaining, next, ... }, whole numbers only; wait -1 means never
 
-local function rule_of(i)
-  local at = 2 + (i - 1) * 4
-  local form = ARGV[at]
-  local function number(offset)
-    return tonumber(ARGV[at + offset])
-  end
-  if form == 't' then
-    return { form = form, algorithm = token_bucket, burst = number(1), unit = number(2), rate = number(3) }
-  end
-  return { form = form, algorithm = sliding_window, limit = number(1), grain = number(2), per = number(3) }
+local at = 1
+local function argument()
+  at = at + 1
+  return ARGV[at - 1]
+end
+local function number()
+  return tonumber(argument())
 end
 
-local cost = tonumber(ARGV[1])
+local function rule()
+  local form = argument()
+  if form == 't' then
+    return { form = form, algorithm = token_bucket, burst = number(), unit = number(), rate = number() }
+  elseif form == 'q' then
+    local limit, starts = number(), { number(), number(), number(), number() }
+    return { form = form, algorithm = quota, limit = limit, starts = starts }
+  end
+  return { form = form, algorithm = sliding_window, limit = number(), grain = number(), per = number() }
+end
+
+local cost = number()
 local rules, states, reply = {}, {}, { now }
 local fits = true
 for i, key in ipairs(KEYS) do
-  local rule = rule_of(i)
-  local state = rule.algorithm.open(key, rule)
-  local wait, remaining, next = rule.algorithm.judge(state, rule, cost)
-  rules[i], states[i] = rule, state
+  rules[i] = rule()
+  local algorithm = rules[i].algorithm
+  states[i] = algorithm.open(key, rules[i])
+  local wait, remaining, next = algorithm.judge(states[i], rules[i], cost)
   reply[3 * i - 1], reply[3 * i], reply[3 * i + 1] = wait, remaining, next
   fits = fits and wait == 0
 end

@@ -6,10 +6,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A point in time, in microseconds since the clock's own beginning.
+/// A point in time, in microseconds since 1970, by the clock it was read from.
 ///
-/// Redis counts from the Unix epoch, [`SystemClock`] from an arbitrary moment before the process began. Points of two
-/// different clocks must never be compared. Below 2^53, so that a Lua number holds every value exactly.
+/// Points of two different clocks must never be compared. Below 2^53, so that a Lua number holds every value exactly.
 pub type Micros = u64;
 
 /// Where a store takes its time from.
@@ -18,20 +17,20 @@ pub trait Clock: Send + Sync + std::fmt::Debug + 'static {
     fn now(&self) -> Micros;
 }
 
-/// The monotonic clock of the machine: never steps when somebody sets the wall clock.
+/// The monotonic clock of the machine, set once by the wall clock: it knows the date, for quotas, and never steps when
+/// somebody sets the wall clock later.
 #[derive(Debug)]
 pub struct SystemClock {
     beginning: Instant,
+    /// The wall clock's time at the beginning.
+    wall: Micros,
 }
 
-/// So that "long before the first request" can be written as a time: one day, in microseconds.
-const HEAD_START: Micros = 86_400_000_000;
-
 impl SystemClock {
-    /// A clock whose beginning lies one day before now.
+    /// A clock that goes on from the wall clock's time.
     #[must_use]
     pub fn new() -> Self {
-        Self { beginning: instant() }
+        Self { beginning: instant(), wall: wall_micros() }
     }
 }
 
@@ -43,7 +42,7 @@ impl Default for SystemClock {
 
 impl Clock for SystemClock {
     fn now(&self) -> Micros {
-        HEAD_START + micros(self.beginning.elapsed())
+        self.wall + micros(self.beginning.elapsed())
     }
 }
 
@@ -80,6 +79,13 @@ impl Clock for ManualClock {
 #[must_use]
 pub fn instant() -> Instant {
     Instant::now()
+}
+
+/// The wall clock in microseconds since 1970; 0 if it is set to before. It says the date, for calendars; nothing may
+/// depend on how it moves.
+#[must_use]
+pub fn wall_micros() -> Micros {
+    wall().duration_since(std::time::SystemTime::UNIX_EPOCH).map_or(0, micros)
 }
 
 /// The wall clock, for log lines and metrics: no decision may depend on it.

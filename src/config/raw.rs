@@ -19,7 +19,7 @@ use super::units::{at_least_one, duration, duration_in, limit, size, whole_in};
 use super::words::{
     account, choice, flag, hash, header, listen, log_filter, name, network, redis_url, target, text, token,
 };
-use crate::limit::OnFailure;
+use crate::limit::{OnFailure, Unit};
 
 type Field<T> = Option<Written<T>>;
 type List<T> = Option<Written<Vec<Written<T>>>>;
@@ -345,6 +345,7 @@ fn read_limits(table: &mut Table<'_>) -> Vec<LimitSection> {
 pub(super) enum AlgorithmWord {
     SlidingWindow,
     TokenBucket,
+    Quota,
 }
 
 /// One element of `limits`
@@ -355,14 +356,21 @@ pub(super) struct LimitSection {
     pub(super) algorithm: Field<AlgorithmWord>,
     pub(super) limit: Field<NonZeroU64>,
     pub(super) per: Field<Duration>,
+    /// The `per` of a quota.
+    pub(super) unit: Field<Unit>,
+    pub(super) zone: Field<String>,
     pub(super) burst: Field<NonZeroU64>,
 }
 
 impl LimitSection {
     fn read(mut table: Table<'_>) -> Self {
-        const WORDS: &[(&str, AlgorithmWord)] =
-            &[("sliding_window", AlgorithmWord::SlidingWindow), ("token_bucket", AlgorithmWord::TokenBucket)];
-        let words = choice(WORDS, &["quota", "concurrency"]);
+        const WORDS: &[(&str, AlgorithmWord)] = &[
+            ("sliding_window", AlgorithmWord::SlidingWindow),
+            ("token_bucket", AlgorithmWord::TokenBucket),
+            ("quota", AlgorithmWord::Quota),
+        ];
+        const UNITS: &[(&str, Unit)] = &[("day", Unit::Day), ("week", Unit::Week), ("month", Unit::Month)];
+        let words = choice(WORDS, &["concurrency"]);
         let algorithm = table.get_or("algorithm", words, AlgorithmWord::SlidingWindow);
         let mut section = Self {
             place: table.place().clone(),
@@ -370,11 +378,18 @@ impl LimitSection {
             algorithm,
             limit: table.require("limit", limit),
             per: None,
+            unit: None,
+            zone: None,
             burst: None,
         };
         // Which other keys a limit has is up to its algorithm; without one, they are neither read nor refused.
-        if section.algorithm.is_some() {
-            section.per = table.require("per", duration);
+        if let Some(algorithm) = &section.algorithm {
+            if algorithm.value == AlgorithmWord::Quota {
+                section.unit = table.require("per", choice(UNITS, &[]));
+                section.zone = table.get("zone", text);
+            } else {
+                section.per = table.require("per", duration);
+            }
             section.burst = table.get("burst", at_least_one);
             table.finish();
         }

@@ -30,7 +30,7 @@ const SECOND: Micros = 1_000_000;
 #[must_use]
 pub fn policy(rules: &[Rule]) -> String {
     list(rules, |text, rule| {
-        let (limit, per) = quota(&rule.algorithm);
+        let (limit, per) = quota(rule);
         if per % SECOND == 0 {
             write!(text, "\"{}\";q={limit};w={}", rule.name, per / SECOND)
         } else {
@@ -66,7 +66,7 @@ pub fn tightest(rules: &[Rule], decision: &Decision) -> Option<Tightest> {
     let least = || (0..decision.states.len()).min_by_key(|&index| decision.states[index].remaining);
     let index = decision.binding().or_else(least)?;
     let Standing { remaining, next, .. } = decision.states[index];
-    let (limit, _) = quota(&rules.get(index)?.algorithm);
+    let (limit, _) = quota(rules.get(index)?);
     Some(Tightest { limit, remaining, reset: seconds(next) })
 }
 
@@ -76,11 +76,15 @@ pub fn retry_after(wait: Micros) -> u64 {
     seconds(wait).max(1)
 }
 
-/// Units and the span that brings them.
-fn quota(algorithm: &Algorithm) -> (u64, Micros) {
-    match algorithm {
+/// Units and the span that brings them; of a calendar period the usual length, since the field must stay the same.
+fn quota(rule: &Rule) -> (u64, Micros) {
+    match &rule.algorithm {
         Algorithm::SlidingWindow(window) => (window.limit().get(), window.per()),
         Algorithm::TokenBucket(bucket) => (bucket.limit().get(), bucket.per()),
+        Algorithm::Quota(quota) => {
+            let seconds = rule.calendar.as_ref().map_or(0, |calendar| calendar.unit().usual_seconds());
+            (quota.limit().get(), seconds * SECOND)
+        }
     }
 }
 

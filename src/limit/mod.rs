@@ -4,12 +4,14 @@
 //! The arithmetic is in [`algorithm`], pure; [`store`] holds state and time and does no policy.
 
 pub mod algorithm;
+mod calendar;
 mod decision;
 pub mod headers;
 mod limiter;
 mod rule;
 pub mod store;
 
+pub use calendar::{Boundaries, Calendar, Unit, UnknownZone};
 pub use decision::{Decision, Source, States};
 pub use limiter::{Asked, Limiter, Pass, Ruling};
 pub use rule::{OnFailure, Rule, Scope};

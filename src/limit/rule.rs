@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::algorithm::{Algorithm, Micros};
+use super::algorithm::{Algorithm, Micros, Period, Quota};
+use super::calendar::{Boundaries, Calendar};
 
 /// What one counter covers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -22,6 +23,8 @@ pub struct Rule {
     pub scope: Scope,
     /// How it counts.
     pub algorithm: Algorithm,
+    /// Where the periods of a quota begin; `None` for the other algorithms.
+    pub calendar: Option<Arc<Calendar>>,
     /// `scope:name`, the part of the store key behind the caller.
     pub key: Arc<str>,
 }
@@ -37,7 +40,25 @@ impl Rule {
             Scope::Plan => format!("plan:{name}"),
             Scope::Route(route) => format!("route.{route}:{name}"),
         };
-        Self { name: name.into(), scope, algorithm, key: key.into() }
+        Self { name: name.into(), scope, algorithm, calendar: None, key: key.into() }
+    }
+
+    /// A quota named `name` over `scope`, by the periods of `calendar`.
+    #[must_use]
+    pub fn quota(name: &str, scope: Scope, quota: Quota, calendar: Calendar) -> Self {
+        Self { calendar: Some(Arc::new(calendar)), ..Self::new(name, scope, Algorithm::Quota(quota)) }
+    }
+
+    /// The period that `now`, in microseconds since 1970, falls into.
+    #[must_use]
+    pub fn period_of(&self, now: Micros) -> Period {
+        self.boundaries_around(now).period_of(now).unwrap_or(Period::NONE)
+    }
+
+    /// The periods around `now`, in microseconds since 1970; all zero for a rule that is no quota.
+    #[must_use]
+    pub fn boundaries_around(&self, now: Micros) -> Boundaries {
+        self.calendar.as_ref().map_or(Boundaries([0; 4]), |calendar| calendar.around(now))
     }
 
     /// What the limit allows, for people: `20 in any 1 min`.
@@ -47,6 +68,12 @@ impl Rule {
             Algorithm::SlidingWindow(window) => format!("{} in any {}", window.limit(), span(window.per())),
             Algorithm::TokenBucket(bucket) => {
                 format!("{} each {}, up to {} at once", bucket.limit(), span(bucket.per()), bucket.burst())
+            }
+            Algorithm::Quota(quota) => {
+                let period =
+                    self.calendar.as_ref().map(|calendar| (calendar.unit().as_str(), calendar.zone()));
+                let (unit, zone) = period.unwrap_or_default();
+                format!("{} a {unit} ({zone})", quota.limit())
             }
         }
     }

@@ -4,8 +4,8 @@ use super::Context;
 use crate::clock::micros;
 use crate::config::mistakes::{Fault, Place};
 use crate::config::raw::{AlgorithmWord, LimitSection, PlanRouteSection, PlanSection, Raw};
-use crate::limit::algorithm::{Algorithm, SlidingWindow, TokenBucket, Unusable};
-use crate::limit::{Rule, Scope};
+use crate::limit::algorithm::{Algorithm, Quota, SlidingWindow, TokenBucket, Unusable};
+use crate::limit::{Calendar, Rule, Scope};
 use crate::plan::Plan;
 
 pub(super) fn resolve(raw: &Raw, context: &Context<'_>) -> Vec<Plan> {
@@ -61,30 +61,41 @@ fn rules(sections: &[LimitSection], scope: &Scope, context: &Context<'_>) -> Vec
 
 fn rule(section: &LimitSection, scope: &Scope, context: &Context<'_>) -> Option<Rule> {
     let word = section.algorithm.as_ref()?.value;
-    if let (AlgorithmWord::SlidingWindow, Some(burst)) = (word, &section.burst) {
-        let fault = Fault::new("a sliding window has no burst").hint("add algorithm = \"token_bucket\"");
+    if let (AlgorithmWord::SlidingWindow | AlgorithmWord::Quota, Some(burst)) = (word, &section.burst) {
+        let fault = Fault::new("only a token bucket has a burst").hint("add algorithm = \"token_bucket\"");
         context.note(fault, burst);
     }
-    let (name, limit, per) = (section.name.as_ref()?, section.limit.as_ref()?, section.per.as_ref()?);
-    let burst = section.burst.as_ref().map_or(limit.value, |burst| burst.value);
-    // More than fit become the most there are, which no algorithm takes.
-    let per_micros = micros(per.value);
-    let algorithm = match word {
+    let (name, limit) = (section.name.as_ref()?, section.limit.as_ref()?);
+    let rule = |algorithm| Rule::new(&name.value, scope.clone(), algorithm);
+    let per = || section.per.as_ref().map(|per| micros(per.value));
+    let made = match word {
         AlgorithmWord::SlidingWindow => {
-            SlidingWindow::new(limit.value, per_micros).map(Algorithm::SlidingWindow)
+            SlidingWindow::new(limit.value, per()?).map(Algorithm::SlidingWindow).map(rule)
         }
         AlgorithmWord::TokenBucket => {
-            TokenBucket::new(limit.value, per_micros, burst).map(Algorithm::TokenBucket)
+            let burst = section.burst.as_ref().map_or(limit.value, |burst| burst.value);
+            TokenBucket::new(limit.value, per()?, burst).map(Algorithm::TokenBucket).map(rule)
+        }
+        AlgorithmWord::Quota => {
+            let calendar = calendar(section, context)?;
+            Quota::new(limit.value).map(|quota| Rule::quota(&name.value, scope.clone(), quota, calendar))
         }
     };
-    match algorithm {
-        Ok(algorithm) => Some(Rule::new(&name.value, scope.clone(), algorithm)),
-        Err(unusable) => {
-            let place = place_of(unusable, section);
-            context.notes.add(Fault::new(unusable.to_string()).at(place));
-            None
-        }
-    }
+    let fault = |unusable: Unusable| {
+        context.notes.add(Fault::new(unusable.to_string()).at(place_of(unusable, section)));
+    };
+    made.map_err(fault).ok()
+}
+
+fn calendar(section: &LimitSection, context: &Context<'_>) -> Option<Calendar> {
+    let unit = section.unit.as_ref()?.value;
+    let zone = section.zone.as_ref().map_or("UTC", |zone| &zone.value);
+    let calendar = Calendar::new(unit, zone);
+    calendar.map_err(|error| context.notes.add(Fault::new(error.to_string()).at(zone_place(section)))).ok()
+}
+
+fn zone_place(section: &LimitSection) -> &Place {
+    section.zone.as_ref().map_or(&section.place, |zone| &zone.place)
 }
 
 /// The key that is to blame.

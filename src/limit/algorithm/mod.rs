@@ -8,9 +8,11 @@
 
 use std::num::NonZeroU64;
 
+mod quota;
 mod sliding_window;
 mod token_bucket;
 
+pub use quota::{Period, Quota, Used};
 pub use sliding_window::{EXACT_MAX, SlidingWindow, WindowLog};
 pub use token_bucket::{Bucket, TokenBucket};
 
@@ -69,6 +71,8 @@ pub enum State {
     Window(WindowLog),
     /// Of a token bucket.
     Bucket(Bucket),
+    /// Of a quota.
+    Quota(Used),
 }
 
 /// How a limit counts.
@@ -78,6 +82,8 @@ pub enum Algorithm {
     SlidingWindow(SlidingWindow),
     /// Never more than the burst plus what was refilled.
     TokenBucket(TokenBucket),
+    /// Never more than the limit in a period of the calendar.
+    Quota(Quota),
 }
 
 /// Decides one request of `cost` at `now` against several limits, all or nothing.
@@ -87,11 +93,11 @@ pub enum Algorithm {
 pub fn decide(limits: &mut [Limited<'_>], now: Micros, cost: NonZeroU64) {
     for limited in limits.iter_mut() {
         limited.algorithm.settle(limited.state, now);
-        limited.standing = limited.algorithm.judge(limited.state, now, cost);
+        limited.standing = limited.judge(now, cost);
     }
     if limits.iter().all(|limited| limited.standing.wait == Some(0)) {
         for limited in limits {
-            limited.standing = limited.algorithm.charge(limited.state, now, cost);
+            limited.standing = limited.charge(now, cost);
         }
     }
 }
@@ -103,14 +109,48 @@ pub struct Limited<'a> {
     pub algorithm: &'a Algorithm,
     /// What is kept of it.
     pub state: &'a mut State,
+    /// The period of the calendar that the decision falls into, for a quota.
+    pub period: Period,
     /// How it stands; written by [`decide`].
     pub standing: Standing,
 }
 
 impl<'a> Limited<'a> {
     /// A limit that is yet to be decided.
-    pub fn new(algorithm: &'a Algorithm, state: &'a mut State) -> Self {
-        Self { algorithm, state, standing: Standing { wait: None, remaining: 0, next: 0 } }
+    pub fn new(algorithm: &'a Algorithm, state: &'a mut State, period: Period) -> Self {
+        Self { algorithm, state, period, standing: Standing { wait: None, remaining: 0, next: 0 } }
+    }
+
+    fn judge(&self, now: Micros, cost: NonZeroU64) -> Standing {
+        match self.algorithm {
+            Algorithm::SlidingWindow(window) => window.judge(self.state.window(), now, cost),
+            Algorithm::TokenBucket(bucket) => bucket.judge(self.state.bucket(), now, cost),
+            Algorithm::Quota(quota) => quota.judge(self.state.quota(), self.period, now, cost),
+        }
+    }
+
+    fn charge(&mut self, now: Micros, cost: NonZeroU64) -> Standing {
+        match self.algorithm {
+            Algorithm::SlidingWindow(window) => {
+                let log = match std::mem::take(self.state) {
+                    State::Window(log) => Some(log),
+                    State::Vacant | State::Bucket(_) | State::Quota(_) => None,
+                };
+                let (log, standing) = window.charge(log, now, cost);
+                *self.state = State::Window(log);
+                standing
+            }
+            Algorithm::TokenBucket(bucket) => {
+                let (level, standing) = bucket.charge(self.state.bucket(), now, cost);
+                *self.state = State::Bucket(level);
+                standing
+            }
+            Algorithm::Quota(quota) => {
+                let (used, standing) = quota.charge(self.state.quota(), self.period, now, cost);
+                *self.state = State::Quota(used);
+                standing
+            }
+        }
     }
 }
 
@@ -121,6 +161,7 @@ impl Algorithm {
         match self {
             Self::SlidingWindow(window) => window.limit(),
             Self::TokenBucket(bucket) => bucket.burst(),
+            Self::Quota(quota) => quota.limit(),
         }
     }
 
@@ -130,42 +171,18 @@ impl Algorithm {
         match (self, state) {
             (Self::SlidingWindow(window), State::Window(log)) => window.settle(log, now),
             (Self::TokenBucket(bucket), State::Bucket(level)) => bucket.settle(level, now),
+            (Self::Quota(_), State::Quota(_)) => {}
             (_, state) => *state = State::Vacant,
-        }
-    }
-
-    fn judge(&self, state: &State, now: Micros, cost: NonZeroU64) -> Standing {
-        match self {
-            Self::SlidingWindow(window) => window.judge(state.window(), now, cost),
-            Self::TokenBucket(bucket) => bucket.judge(state.bucket(), now, cost),
-        }
-    }
-
-    fn charge(&self, state: &mut State, now: Micros, cost: NonZeroU64) -> Standing {
-        match self {
-            Self::SlidingWindow(window) => {
-                let log = match std::mem::take(state) {
-                    State::Window(log) => Some(log),
-                    State::Vacant | State::Bucket(_) => None,
-                };
-                let (log, standing) = window.charge(log, now, cost);
-                *state = State::Window(log);
-                standing
-            }
-            Self::TokenBucket(bucket) => {
-                let (level, standing) = bucket.charge(state.bucket(), now, cost);
-                *state = State::Bucket(level);
-                standing
-            }
         }
     }
 
     /// Microseconds until the state is as good as none, and may be forgotten.
     #[must_use]
-    pub fn expires_in(&self, state: &State, now: Micros) -> Micros {
+    pub fn expires_in(&self, state: &State, period: Period, now: Micros) -> Micros {
         match (self, state) {
             (Self::SlidingWindow(window), State::Window(log)) => window.expires_in(log, now),
             (Self::TokenBucket(bucket), State::Bucket(level)) => bucket.expires_in(level, now),
+            (Self::Quota(_), State::Quota(_)) => period.end.saturating_sub(now),
             _ => 0,
         }
     }
@@ -175,14 +192,21 @@ impl State {
     fn window(&self) -> Option<&WindowLog> {
         match self {
             Self::Window(log) => Some(log),
-            Self::Vacant | Self::Bucket(_) => None,
+            Self::Vacant | Self::Bucket(_) | Self::Quota(_) => None,
         }
     }
 
     fn bucket(&self) -> Option<&Bucket> {
         match self {
             Self::Bucket(bucket) => Some(bucket),
-            Self::Vacant | Self::Window(_) => None,
+            Self::Vacant | Self::Window(_) | Self::Quota(_) => None,
+        }
+    }
+
+    fn quota(&self) -> Option<&Used> {
+        match self {
+            Self::Quota(used) => Some(used),
+            Self::Vacant | Self::Window(_) | Self::Bucket(_) => None,
         }
     }
 }

@@ -148,13 +148,17 @@ impl Caller {
             .rules
             .iter()
             .zip(&mut states)
-            .map(|(rule, state)| Limited::new(&rule.algorithm, state))
+            .map(|(rule, state)| Limited::new(&rule.algorithm, state, rule.period_of(now)))
             .collect();
         algorithm::decide(&mut limits, now, charge.cost);
         let decision = Decision::from_states(limits.iter().map(|limited| limited.standing).collect());
         drop(limits);
         for (rule, state) in charge.rules.iter().zip(states) {
-            self.expires = self.expires.max(now.saturating_add(rule.algorithm.expires_in(&state, now)));
+            self.expires = self.expires.max(now.saturating_add(rule.algorithm.expires_in(
+                &state,
+                rule.period_of(now),
+                now,
+            )));
             self.put(&rule.key, state);
         }
         decision

@@ -16,6 +16,7 @@ pub use connection::{OpenError, Topology};
 use script::Script;
 
 use super::{Charge, Decision, Store, StoreError};
+use crate::clock::{self, Micros};
 use crate::limit::algorithm::{Algorithm, Standing};
 use crate::limit::{Rule, States};
 
@@ -73,25 +74,26 @@ impl RedisStore {
     }
 
     /// The command behind `EVALSHA <sha>` or `EVAL <source>`.
-    fn call(&self, mut command: Cmd, charge: Charge<'_>) -> Cmd {
+    fn call(&self, mut command: Cmd, charge: Charge<'_>, wall: Micros) -> Cmd {
         command.arg(charge.rules.len());
         for rule in charge.rules {
             command.arg(self.key(charge.caller, rule));
         }
         command.arg(charge.cost.get());
         for rule in charge.rules {
-            arguments(&rule.algorithm, &mut command);
+            arguments(rule, wall, &mut command);
         }
         command
     }
 
     async fn run(&self, link: &mut Link, charge: Charge<'_>) -> Result<Value, RedisError> {
-        let by_hash = self.call(self.script.by_hash(), charge);
+        let wall = clock::wall_micros();
+        let by_hash = self.call(self.script.by_hash(), charge, wall);
         match link.ask(&by_hash).await {
             // The script cache is volatile: a restart, a failover or SCRIPT FLUSH empties it. The source heals it in the
             // same request, on the node that lacks it.
             Err(error) if script::is_missing(&error) => {
-                let by_source = self.call(self.script.by_source(), charge);
+                let by_source = self.call(self.script.by_source(), charge, wall);
                 link.ask(&by_source).await
             }
             answer => answer,
@@ -114,16 +116,21 @@ impl Store for RedisStore {
     }
 }
 
-/// Four fields for each limit; `lua/README.md` names them.
-fn arguments(algorithm: &Algorithm, command: &mut Cmd) {
-    let (form, numbers) = match algorithm {
-        Algorithm::SlidingWindow(window) if window.is_exact() => {
-            ("w", [window.limit().get(), window.grain(), window.per()])
+/// The fields of a limit; `lua/README.md` names them.
+fn arguments(rule: &Rule, wall: Micros, command: &mut Cmd) {
+    match &rule.algorithm {
+        Algorithm::SlidingWindow(window) => {
+            let form = if window.is_exact() { "w" } else { "b" };
+            command.arg(form).arg(&[window.limit().get(), window.grain(), window.per()])
         }
-        Algorithm::SlidingWindow(window) => ("b", [window.limit().get(), window.grain(), window.per()]),
-        Algorithm::TokenBucket(bucket) => ("t", [bucket.burst().get(), bucket.unit(), bucket.rate()]),
+        Algorithm::TokenBucket(bucket) => {
+            command.arg("t").arg(&[bucket.burst().get(), bucket.unit(), bucket.rate()])
+        }
+        // The gateway's clock only says which periods are near; Redis's says which of them it is.
+        Algorithm::Quota(quota) => {
+            command.arg("q").arg(quota.limit().get()).arg(&rule.boundaries_around(wall).0)
+        }
     };
-    command.arg(form).arg(&numbers);
 }
 
 /// Reads `{ now, wait, remaining, next, ... }`.

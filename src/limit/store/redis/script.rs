@@ -10,6 +10,7 @@ const BODY: &str = concat!(
     include_str!("../../../../lua/state.lua"),
     include_str!("../../../../lua/sliding_window.lua"),
     include_str!("../../../../lua/token_bucket.lua"),
+    include_str!("../../../../lua/quota.lua"),
     include_str!("../../../../lua/decide.lua"),
 );
 
