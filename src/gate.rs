@@ -121,6 +121,8 @@ struct Shared {
 
 impl Gate {
     /// A gate that enforces `policy` and counts in `store`. `memory` is that store, or stands in while Redis cannot count.
+    ///
+    /// Call [`MemoryStore::sweep`] about once a second, as the gateway does: else the memory forgets only when it is full.
     #[must_use]
     pub fn new(policy: Policy, store: StoreKind, memory: Arc<MemoryStore>, metrics: Arc<Metrics>) -> Self {
         Self(Arc::new(Shared { policy, store, memory, metrics, style: Style::Draft11, access_log: None }))

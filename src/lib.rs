@@ -11,7 +11,7 @@
 //! | [`proxy`] | where does the request go? |
 //! | [`observe`] | what happened? |
 //!
-//! [`gate`] is the front page: one request from caller to [`Pass`](limit::Pass) in about fifteen lines.
+//! [`gate`] is the front page: one request from caller to [`Pass`](limit::Pass) in about twenty lines.
 //! [`gateway`] assembles the rooms into a running server. [`config`] and [`admin`] are side rooms.
 //! [`inbound`], [`record`] and [`clock`] are what the rooms hand to each other.
 

@@ -1,8 +1,11 @@
 //! Routes: what they match, where they lead, and whether every plan can afford them.
 
-use super::{Context, shared};
+use std::sync::Arc;
+
+use super::Context;
 use crate::config::mistakes::{Fault, Place};
 use crate::config::raw::{Raw, RouteSection};
+use crate::config::reader::Written;
 use crate::config::sources::Purpose;
 use crate::limit::Rule;
 use crate::plan::{Methods, Pattern, Plan, Route};
@@ -93,6 +96,10 @@ fn methods(section: &RouteSection, context: &Context<'_>) -> Option<Methods> {
     let names: Vec<String> = written.value.iter().map(|name| name.value.clone()).collect();
     let parsed = Methods::parse(&names);
     parsed.map_err(|error| context.note(Fault::new(error.to_string()), written)).ok()
+}
+
+fn shared(names: &[Written<String>]) -> Vec<Arc<str>> {
+    names.iter().map(|name| name.value.as_str().into()).collect()
 }
 
 /// Whether one request could match both and neither is the more specific.
