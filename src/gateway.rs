@@ -42,7 +42,7 @@ const SWEEP_EVERY: Duration = Duration::from_secs(1);
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The address is taken, or not one of this machine.
-    #[error("cannot listen on {address}: {source}; is another program using the port?")]
+    #[error("cannot listen on {address} (is another program using the port?)")]
     Bind {
         /// The address from the configuration.
         address: SocketAddr,
@@ -59,10 +59,10 @@ pub enum StartError {
     #[error(transparent)]
     Store(#[from] OpenError),
     /// A metric is declared wrongly.
-    #[error("cannot set up the metrics: {0}")]
+    #[error("cannot set up the metrics")]
     Metrics(#[from] prometheus::Error),
     /// A server cannot run.
-    #[error("cannot serve: {0}")]
+    #[error("cannot serve")]
     Serve(#[from] io::Error),
 }
 

@@ -11,6 +11,11 @@ pub(super) fn run(config: &ConfigArgs) -> anyhow::Result<()> {
     let policy = Policy::new(loaded.policy).map_err(|error| Usage(error.to_string()))?;
     let routes = policy.routes.routes().len();
     let read = if read.is_empty() { "the built-in example".to_owned() } else { read.join(", ") };
-    say(format_args!("ok: {plans} plans, {routes} routes, {keys} keys; read {read}"));
+    let (plans, routes, keys) = (count(plans, "plan"), count(routes, "route"), count(keys, "key"));
+    say(format_args!("ok: {plans}, {routes}, {keys}; read {read}"));
     Ok(())
+}
+
+fn count(number: usize, thing: &str) -> String {
+    if number == 1 { format!("1 {thing}") } else { format!("{number} {thing}s") }
 }

@@ -3,6 +3,7 @@
 use std::net::{SocketAddr, TcpListener};
 
 use actix_rt::System;
+use anyhow::Context;
 use clap::Args;
 use tollgate::config::{self, Sources};
 use tollgate::gateway::Gateway;
@@ -25,7 +26,8 @@ impl Demo {
         let backend = TcpListener::bind(("127.0.0.1", 0))?;
         let loaded = config::load(&self.sources(backend.local_addr()?))?;
         start_logging("warn")?;
-        let gateway = Gateway::bind(loaded)?;
+        let gateway =
+            Gateway::bind(loaded).context("cannot start the demo; other ports: --listen and --admin")?;
         introduce(gateway.public_address()?, gateway.admin_address()?);
         System::new().block_on(async {
             let echo = echo::serve(backend)?;

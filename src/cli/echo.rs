@@ -18,8 +18,9 @@ pub(super) struct Echo {
 
 impl Echo {
     pub(super) fn run(&self) -> anyhow::Result<()> {
-        let listener = TcpListener::bind(self.listen)
-            .with_context(|| format!("cannot listen on {}; is the port taken?", self.listen))?;
+        let listener = TcpListener::bind(self.listen).with_context(|| {
+            format!("cannot listen on {} (is another program using the port?)", self.listen)
+        })?;
         say(format_args!("echoing on http://{}", listener.local_addr()?));
         System::new().block_on(async {
             let server = echo::serve(listener)?;

@@ -16,7 +16,7 @@ use super::{ConfigArgs, Usage, say};
 pub(super) struct Explain {
     #[command(flatten)]
     config: ConfigArgs,
-    /// The path of the request
+    /// The path of the request; a query behind it is passed over, as it decides nothing
     #[arg(long)]
     path: String,
     /// The method of the request
@@ -39,7 +39,8 @@ impl Explain {
         };
         let headers = self.headers(&loaded.policy.credentials)?;
         let policy = Policy::new(loaded.policy).map_err(|error| Usage(error.to_string()))?;
-        let path = CanonicalPath::parse(&self.path, policy.path_rules).map_err(|error| refused(&error))?;
+        let path = CanonicalPath::parse(self.path.split('?').next().unwrap_or_default(), policy.path_rules)
+            .map_err(|error| refused(&error))?;
         say(format_args!("path     {}", path.as_str()));
         let inbound = Inbound { method: &self.method, path, headers: &headers, peer: self.ip };
         let (position, route) = policy.route(&inbound).map_err(|error| refused(&error))?;
@@ -48,7 +49,11 @@ impl Explain {
         say(format_args!("caller   {}", caller.id));
         say(format_args!("plan     {}", caller.plan));
         let offer = policy.offer(&caller.plan, position);
-        let offer = offer.ok_or_else(|| refused(&"the plan does not include the route"))?;
+        // As in the gate: a key might help whoever has shown none.
+        let status = if caller.account.is_some() { 403 } else { 401 };
+        let excluded =
+            || Usage(format!("The plan does not include the route: the answer would be {status}."));
+        let offer = offer.ok_or_else(excluded)?;
         for rule in &*offer.rules {
             say(format_args!("limit    {}: {}", rule.name, rule.promise()));
             if let Some(prefix) = &prefix {

@@ -15,7 +15,8 @@ pub(super) struct Keys {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Read a key from standard input and print the hash that stands in the configuration
+    /// Read a key from standard input, up to its end, and print the hash that stands in the configuration
+    #[command(after_help = "Example: printf %s \"$KEY\" | tollgate keys hash")]
     Hash,
 }
 

@@ -41,7 +41,7 @@ enum Command {
     #[command(after_help = "Example: tollgate demo --listen 127.0.0.1:8080")]
     Demo(demo::Demo),
     /// Run the gateway
-    #[command(after_help = "Example: tollgate serve -c /etc/tollgate")]
+    #[command(after_help = "Example: tollgate serve -c gateway.toml")]
     Serve(ConfigArgs),
     /// Read and resolve the whole configuration; print every mistake
     #[command(after_help = "Example: tollgate check -c gateway.toml -c keys.toml")]
@@ -60,7 +60,7 @@ enum Command {
 /// Where the configuration is.
 #[derive(Debug, Args)]
 struct ConfigArgs {
-    /// A file, or a directory with *.toml, *.yaml, *.json; later ones win [default: ./config, else the built-in one]
+    /// A file, or a directory with *.toml, *.yaml, *.yml, *.json; may be repeated, later ones win [default: ./config, else the built-in one]
     #[arg(short, long = "config", value_name = "FILE|DIR")]
     config: Vec<PathBuf>,
 }

@@ -167,6 +167,29 @@ mod tests {
         assert_eq!(Metrics::NAMES.len(), 11);
     }
 
+    /// The names of metrics in `text`, without what a histogram adds to them.
+    fn names_in(text: &str) -> std::collections::BTreeSet<&str> {
+        let words = text.split(|letter: char| !letter.is_ascii_alphanumeric() && letter != '_');
+        let metrics = words.filter(|word| word.starts_with("tollgate_"));
+        let plain = |name| {
+            let ends = ["_bucket", "_sum", "_count"];
+            ends.into_iter().find_map(|end| str::strip_suffix(name, end)).unwrap_or(name)
+        };
+        metrics.map(plain).collect()
+    }
+
+    #[test]
+    fn the_reference_lists_every_metric_and_dashboards_use_no_other() {
+        let all: std::collections::BTreeSet<&str> = Metrics::NAMES.iter().copied().collect();
+        assert_eq!(names_in(include_str!("../../docs/reference/metrics.md")), all);
+        let dashboard = names_in(include_str!("../../grafana/dashboards/tollgate.json"));
+        let alerts = names_in(include_str!("../../prometheus/alerts.yml"));
+        assert!(!dashboard.is_empty() && !alerts.is_empty());
+        for name in dashboard.union(&alerts) {
+            assert!(all.contains(name), "there is no metric {name}");
+        }
+    }
+
     #[test]
     fn codes_are_three_digits() {
         assert_eq!((Code::new(204).as_str(), Code::new(499).class()), ("204", "4xx"));
