@@ -2,6 +2,7 @@
 
 use actix_rt::System;
 use tollgate::gateway::Gateway;
+use tollgate::identify::KeyTable;
 
 use super::{ConfigArgs, start_logging, stop_signal};
 
@@ -10,10 +11,20 @@ pub(super) fn run(config: &ConfigArgs) -> anyhow::Result<()> {
     start_logging(&loaded.settings.log.level)?;
     let files: Vec<_> = loaded.files.iter().map(|file| file.display().to_string()).collect();
     tracing::info!(files = files.join(","), version = env!("CARGO_PKG_VERSION"), "configuration read");
+    warn_of_example_keys(&loaded.policy.keys);
     let gateway = Gateway::bind(loaded)?;
     let (public, admin) = (gateway.public_address()?, gateway.admin_address()?);
     tracing::info!(%public, %admin, "listening");
     System::new().block_on(gateway.run(stop_signal()))?;
     tracing::info!("stopped");
     Ok(())
+}
+
+/// Keys that stand in the manual open the gateway to everybody who has read it.
+fn warn_of_example_keys(keys: &KeyTable) {
+    for key in ["tg_demo_free_key", "tg_demo_pro_key"] {
+        if let Some(entry) = keys.find(key.as_bytes()) {
+            tracing::warn!(id = %entry.id, "this key is a public example: anybody may use it; remove it from the configuration");
+        }
+    }
 }

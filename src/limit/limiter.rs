@@ -70,6 +70,13 @@ impl Limiter {
         Ok(Self { memory, redis })
     }
 
+    /// Begins to connect to the store, if it is one that must be connected to. Only inside of a worker's runtime.
+    pub fn connect(&self) {
+        if let Some(redis) = &self.redis {
+            redis.connect();
+        }
+    }
+
     /// Charges every limit of the request, or none. Without a [`Pass`] a limit refuses, as the decision says; or, where
     /// there is no decision, the store is away and `on_failure` is `deny`.
     pub async fn admit(&self, charge: Charge<'_>, on_failure: OnFailure) -> (Ruling, Option<Pass>) {

@@ -34,6 +34,11 @@ impl Guarded {
         Ok(Self { store, budget: settings.budget, in_flight: Cell::new(0), timeouts: Cell::new(0) })
     }
 
+    /// Begins to connect; see [`RedisStore::connect`].
+    pub fn connect(&self) {
+        self.store.connect();
+    }
+
     fn enter(&self) -> Option<InFlight<'_>> {
         let now = self.in_flight.get();
         (now < IN_FLIGHT_MAX).then(|| {

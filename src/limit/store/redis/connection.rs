@@ -158,11 +158,16 @@ impl Connection {
         Ok(Self { opener, status, opening: RefCell::new(None), budget })
     }
 
-    /// A handle on the open connection.
-    pub(super) async fn link(&self) -> Result<Link, StoreError> {
+    /// Begins to open the connection, unless that has begun before. Only inside of a worker's runtime.
+    pub(super) fn open(&self) {
         if self.opening.borrow().is_none() {
             self.start_opening();
         }
+    }
+
+    /// A handle on the open connection.
+    pub(super) async fn link(&self) -> Result<Link, StoreError> {
+        self.open();
         let mut watcher = self.status.subscribe();
         loop {
             match &*watcher.borrow_and_update() {

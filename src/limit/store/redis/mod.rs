@@ -40,14 +40,19 @@ pub struct RedisStore {
 }
 
 impl RedisStore {
-    /// A store as `settings` say. Connecting begins with the first request and goes on in the background: a Redis that is
-    /// away does not keep a gateway from starting.
+    /// A store as `settings` say. Connecting begins with [`connect`](Self::connect) or the first request, and goes on in
+    /// the background: a Redis that is away does not keep a gateway from starting.
     ///
     /// # Errors
     /// When an address cannot be understood.
     pub fn new(settings: &RedisSettings) -> Result<Self, OpenError> {
         let connection = Connection::new(&settings.topology, settings.budget)?;
         Ok(Self { connection, script: Script::new(), prefix: settings.prefix.as_str().into() })
+    }
+
+    /// Begins to connect, so that the first request need not wait for it. Only inside of a worker's runtime.
+    pub fn connect(&self) {
+        self.connection.open();
     }
 
     /// Whether Redis answers at all.
