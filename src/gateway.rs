@@ -262,19 +262,21 @@ fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {
 mod tests {
     use super::*;
     use crate::config::{Sources, load};
+    use crate::limit::store::{RedisSettings, StoreKind, Topology};
 
     /// The workers found out, could not start, and the gateway went on without anybody behind its public port.
     #[test]
     fn an_address_of_redis_that_cannot_be_used_is_an_error_before_anything_runs() {
-        let environment = [
-            ("TOLLGATE__SERVER__LISTEN", "127.0.0.1:0"),
-            ("TOLLGATE__ADMIN__LISTEN", "127.0.0.1:0"),
-            ("TOLLGATE__STORE__KIND", "redis"),
-            // A password that is not UTF-8.
-            ("TOLLGATE__STORE__REDIS__URL", "redis://:%ff@127.0.0.1"),
-        ];
+        let environment =
+            [("TOLLGATE__SERVER__LISTEN", "127.0.0.1:0"), ("TOLLGATE__ADMIN__LISTEN", "127.0.0.1:0")];
         let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-        let loaded = load(&Sources { environment, ..Sources::built_in() }).unwrap();
+        let mut loaded = load(&Sources { environment, ..Sources::built_in() }).unwrap();
+        loaded.settings.store.kind = StoreKind::Redis(RedisSettings {
+            // The password is not UTF-8.
+            topology: Topology::Standalone("redis://:%ff@127.0.0.1".into()),
+            budget: Duration::from_millis(20),
+            prefix: "test".to_owned(),
+        });
         let bound = Gateway::bind(loaded);
         assert!(matches!(bound, Err(StartError::Store(_))), "{bound:?}");
     }

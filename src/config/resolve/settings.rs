@@ -16,7 +16,7 @@ use crate::config::settings::{
 };
 use crate::config::sources::read_file;
 use crate::config::words;
-use crate::limit::store::Topology;
+use crate::limit::store::{RedisStore, Topology};
 use crate::proxy::UpstreamSettings;
 
 pub(super) fn resolve(raw: &Raw, context: &Context<'_>) -> Option<Settings> {
@@ -96,27 +96,43 @@ fn redis(section: &RedisSection, context: &Context<'_>) -> Option<RedisSettings>
     let nodes = redis_nodes(section, context);
     let mode = section.mode.as_ref()?;
     let nodes = nodes?;
-    if mode.value == ModeWord::Standalone && nodes.len() > 1 {
-        let fault = Fault::new("\"standalone\" is one node").hint("write mode = \"cluster\", or one url");
+    if let Some(fault) = contradiction(mode.value, &nodes.value) {
         context.note(fault, mode);
-    }
-    if mode.value == ModeWord::Cluster && nodes.iter().any(words::chooses_database) {
-        let fault = Fault::new("a cluster has database 0 only").hint("end the URLs after the port");
-        context.note(fault, mode);
+        return None;
     }
     let topology = match mode.value {
-        ModeWord::Standalone => Topology::Standalone(nodes.into_iter().next()?),
-        ModeWord::Cluster => Topology::Cluster(nodes),
+        ModeWord::Standalone => Topology::Standalone(nodes.value.first()?.clone()),
+        ModeWord::Cluster => Topology::Cluster(nodes.value.clone()),
     };
-    Some(RedisSettings {
+    let settings = RedisSettings {
         topology,
         budget: section.budget.as_ref()?.value,
         prefix: section.prefix.as_ref()?.value.clone(),
-    })
+    };
+    // What the client library asks of its addresses, only the library knows. Nothing connects here.
+    if let Err(error) = RedisStore::new(&settings) {
+        let fault = Fault::new(error.to_string())
+            .hint("a user and a password are UTF-8, percent-encoded, and the same for all nodes");
+        context.note(fault, &nodes);
+    }
+    Some(settings)
+}
+
+/// What the mode says against the nodes.
+fn contradiction(mode: ModeWord, nodes: &[SecretString]) -> Option<Fault> {
+    match mode {
+        ModeWord::Standalone if nodes.len() > 1 => {
+            Some(Fault::new("\"standalone\" is one node").hint("write mode = \"cluster\", or one url"))
+        }
+        ModeWord::Cluster if nodes.iter().any(words::chooses_database) => {
+            Some(Fault::new("a cluster has database 0 only").hint("end the URLs after the port"))
+        }
+        ModeWord::Standalone | ModeWord::Cluster => None,
+    }
 }
 
 /// The nodes, which may be written in three ways. The built-in `url` gives way to any of them.
-fn redis_nodes(section: &RedisSection, context: &Context<'_>) -> Option<Vec<SecretString>> {
+fn redis_nodes(section: &RedisSection, context: &Context<'_>) -> Option<Written<Vec<SecretString>>> {
     let given = |written: &&Written<SecretString>| !matches!(written.place.origin, Origin::BuiltIn(_));
     let url = section.url.as_ref();
     let places = [
@@ -131,13 +147,17 @@ fn redis_nodes(section: &RedisSection, context: &Context<'_>) -> Option<Vec<Secr
     if let Some(nodes) = &section.nodes {
         if nodes.value.is_empty() {
             context.note(Fault::new("must name at least one node"), nodes);
+            return None;
         }
-        return Some(nodes.value.iter().map(|node| node.value.clone()).collect());
+        let urls = nodes.value.iter().map(|node| node.value.clone()).collect();
+        return Some(Written { value: urls, place: nodes.place.clone() });
     }
     if let Some(file) = &section.url_file {
-        return Some(vec![secret_of(file, words::redis_url, context)?]);
+        let url = secret_of(file, words::redis_url, context)?;
+        return Some(Written { value: vec![url], place: file.place.clone() });
     }
-    Some(vec![url?.value.clone()])
+    let url = url?;
+    Some(Written { value: vec![url.value.clone()], place: url.place.clone() })
 }
 
 /// The secret in a file, without the line ends behind it. A relative path starts where the path is written.
