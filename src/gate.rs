@@ -167,7 +167,7 @@ impl Worker {
         let limiter = Limiter::new(&shared.store, Arc::clone(&shared.memory))?;
         limiter.connect();
         let access_log = shared.access_log.as_ref().map(AccessLogWriter::handle);
-        let observer = Observer { metrics: Arc::clone(&shared.metrics), access_log };
+        let observer = Observer::new(Arc::clone(&shared.metrics), access_log);
         Ok(Self { shared, limiter, observer, ids: RequestIds::new() })
     }
 

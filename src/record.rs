@@ -49,7 +49,7 @@ impl Record {
     /// The record of a request whose head has just been read. `method` is one of those the gateway serves, or `other`.
     #[must_use]
     pub fn begin(observer: Observer, method: &'static str, request_id: HeaderValue) -> Self {
-        observer.metrics.in_flight.inc();
+        observer.begun();
         Self {
             observer,
             started: clock::instant(),
@@ -85,7 +85,7 @@ impl Record {
 
     /// The path is acceptable.
     pub fn accepted(&mut self, path: &CanonicalPath<'_>) {
-        if self.observer.access_log.is_some() {
+        if self.observer.writes_access_log() {
             self.path = Some(path.as_str().into());
         }
         self.outcome = Outcome::Unmatched;
@@ -166,8 +166,7 @@ impl Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
-        self.observer.metrics.in_flight.dec();
-        self.observer.note(&self.exchange(), clock::wall);
+        self.observer.ended(&self.exchange(), clock::wall);
     }
 }
 

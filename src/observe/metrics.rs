@@ -1,8 +1,12 @@
 //! Every metric, declared once. Labels come from the configuration and from fixed lists, never from a request, so no
 //! client can make a new series.
 
+use std::collections::HashMap;
+use std::sync::Arc;
+
 use prometheus::{
-    Gauge, HistogramOpts, HistogramVec, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
+    Registry, TextEncoder,
 };
 
 use super::Exchange;
@@ -101,25 +105,109 @@ impl Metrics {
     pub fn render(&self) -> Result<String, prometheus::Error> {
         TextEncoder::new().encode_to_string(&self.registry.gather())
     }
+}
+
+/// One worker's hold on the series it counts in.
+///
+/// An exchange counts in up to six series, and looking each of them up by its labels takes longer than counting. All
+/// labels of an exchange together name one set of series, which is looked up once, without a lock.
+#[derive(Debug)]
+pub(super) struct Counter {
+    metrics: Arc<Metrics>,
+    /// By the label values of an exchange, joined with NUL. As many as there are series in the registry: their labels
+    /// come from the configuration and fixed lists.
+    series: HashMap<Box<[u8]>, Series>,
+    key: Vec<u8>,
+}
+
+/// What one kind of exchange counts in.
+#[derive(Debug)]
+struct Series {
+    decisions: Option<IntCounter>,
+    requests: IntCounter,
+    request_seconds: Histogram,
+    overhead_seconds: Histogram,
+    upstream_seconds: Option<Histogram>,
+    store_seconds: Option<Histogram>,
+}
+
+impl Counter {
+    pub(super) fn new(metrics: Arc<Metrics>) -> Self {
+        Self { metrics, series: HashMap::new(), key: Vec::new() }
+    }
 
     /// Counts one finished exchange.
-    pub(super) fn count(&self, exchange: &Exchange<'_>) {
-        let Exchange { route, plan, limit, source, .. } = *exchange;
-        if let Some(outcome) = exchange.outcome.label() {
-            self.decisions.with_label_values(&[plan, route, outcome, limit, source]).inc();
+    pub(super) fn count(&mut self, exchange: &Exchange<'_>) {
+        self.write_key(exchange);
+        if !self.series.contains_key(&*self.key) {
+            self.series.insert(self.key.as_slice().into(), Series::of(exchange, &self.metrics));
         }
+        if let Some(series) = self.series.get(&*self.key) {
+            series.count(exchange);
+        }
+    }
+
+    fn write_key(&mut self, exchange: &Exchange<'_>) {
+        let store = exchange.store.map_or(["", ""], |(store, _, result)| [store, result.as_str()]);
+        let upstream = exchange.upstream.map_or("", |(upstream, _)| upstream);
+        let words = [
+            exchange.plan,
+            exchange.route,
+            exchange.outcome.as_str(),
+            exchange.limit,
+            exchange.source,
+            exchange.method,
+            upstream,
+            store[0],
+            store[1],
+        ];
+        self.key.clear();
+        self.key.extend_from_slice(&exchange.status.to_be_bytes());
+        for word in words {
+            self.key.extend_from_slice(word.as_bytes());
+            self.key.push(0);
+        }
+    }
+}
+
+impl Series {
+    fn of(exchange: &Exchange<'_>, metrics: &Metrics) -> Self {
+        let Exchange { route, plan, limit, source, method, .. } = *exchange;
         let code = Code::new(exchange.status);
-        self.requests.with_label_values(&[route, plan, exchange.method, code.as_str()]).inc();
-        self.request_seconds.with_label_values(&[route, plan]).observe(exchange.took.as_secs_f64());
+        let decisions = exchange
+            .outcome
+            .label()
+            .map(|outcome| metrics.decisions.with_label_values(&[plan, route, outcome, limit, source]));
+        let upstream_seconds = exchange
+            .upstream
+            .map(|(upstream, _)| metrics.upstream_seconds.with_label_values(&[upstream, code.class()]));
+        let store_seconds = exchange
+            .store
+            .map(|(store, _, result)| metrics.store_seconds.with_label_values(&[store, result.as_str()]));
+        Self {
+            decisions,
+            requests: metrics.requests.with_label_values(&[route, plan, method, code.as_str()]),
+            request_seconds: metrics.request_seconds.with_label_values(&[route, plan]),
+            overhead_seconds: metrics.overhead_seconds.with_label_values(&[route]),
+            upstream_seconds,
+            store_seconds,
+        }
+    }
+
+    fn count(&self, exchange: &Exchange<'_>) {
+        self.requests.inc();
+        self.request_seconds.observe(exchange.took.as_secs_f64());
+        if let Some(decisions) = &self.decisions {
+            decisions.inc();
+        }
         if let Some(overhead) = exchange.overhead {
-            self.overhead_seconds.with_label_values(&[route]).observe(overhead.as_secs_f64());
+            self.overhead_seconds.observe(overhead.as_secs_f64());
         }
-        if let Some((upstream, took)) = exchange.upstream {
-            let class = code.class();
-            self.upstream_seconds.with_label_values(&[upstream, class]).observe(took.as_secs_f64());
+        if let Some((series, (_, took))) = self.upstream_seconds.as_ref().zip(exchange.upstream) {
+            series.observe(took.as_secs_f64());
         }
-        if let Some((store, took, result)) = exchange.store {
-            self.store_seconds.with_label_values(&[store, result.as_str()]).observe(took.as_secs_f64());
+        if let Some((series, (_, took, _))) = self.store_seconds.as_ref().zip(exchange.store) {
+            series.observe(took.as_secs_f64());
         }
     }
 }

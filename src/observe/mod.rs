@@ -3,9 +3,13 @@
 mod access_log;
 mod metrics;
 
-use std::time::Duration;
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 pub use access_log::{AccessLog, AccessLogWriter};
+use metrics::Counter;
 pub use metrics::Metrics;
 
 /// One request and its answer, in words that metrics and logs share.
@@ -112,19 +116,37 @@ impl StoreResult {
     }
 }
 
-/// One worker's notebook: counts and logs every exchange.
+/// One worker's notebook: counts and logs every exchange. Cloning it gives another hand on the same notebook.
 #[derive(Debug, Clone)]
 pub struct Observer {
-    /// The metrics of the process.
-    pub metrics: std::sync::Arc<Metrics>,
-    /// This worker's end of the access log, if one is written.
-    pub access_log: Option<AccessLog>,
+    metrics: Arc<Metrics>,
+    counter: Rc<RefCell<Counter>>,
+    access_log: Option<AccessLog>,
 }
 
 impl Observer {
-    /// Notes one finished exchange; `at` is the wall clock, for the log line.
-    pub fn note(&self, exchange: &Exchange<'_>, at: impl FnOnce() -> std::time::SystemTime) {
-        self.metrics.count(exchange);
+    /// A notebook that counts in `metrics` and writes to `access_log`, if there is one.
+    #[must_use]
+    pub fn new(metrics: Arc<Metrics>, access_log: Option<AccessLog>) -> Self {
+        let counter = Rc::new(RefCell::new(Counter::new(Arc::clone(&metrics))));
+        Self { metrics, counter, access_log }
+    }
+
+    /// Whether a line is written for every request.
+    #[must_use]
+    pub fn writes_access_log(&self) -> bool {
+        self.access_log.is_some()
+    }
+
+    /// A request has begun.
+    pub fn begun(&self) {
+        self.metrics.in_flight.inc();
+    }
+
+    /// It has ended, in whatever way; `at` is the wall clock, for the log line.
+    pub fn ended(&self, exchange: &Exchange<'_>, at: impl FnOnce() -> SystemTime) {
+        self.metrics.in_flight.dec();
+        self.counter.borrow_mut().count(exchange);
         if let Some(log) = &self.access_log {
             log.note(exchange, at());
         }
