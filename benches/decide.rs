@@ -37,7 +37,7 @@ fn bucket(name: &str, limit: u64) -> Rule {
 }
 
 fn charge<'a>(caller: &'a str, rules: &'a [Rule]) -> Charge<'a> {
-    Charge { caller, plan: "plan", rules, cost: NonZeroU64::MIN }
+    Charge::new(caller, "plan", rules, NonZeroU64::MIN)
 }
 
 /// A caller whose limits are nearly used up, so that every window is as full as it gets.

@@ -104,7 +104,7 @@ async fn script_time(
 ) -> f64 {
     redis::cmd("CONFIG").arg("RESETSTAT").exec(admin).unwrap();
     for _ in 0..calls {
-        let charge = Charge { caller, plan: "plan", rules, cost: NonZeroU64::MIN };
+        let charge = Charge::new(caller, "plan", rules, NonZeroU64::MIN);
         store.decide(charge).await.unwrap();
     }
     let info: String = redis::cmd("INFO").arg("commandstats").query(admin).unwrap();

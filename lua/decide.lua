@@ -21,6 +21,8 @@ local function rule()
   elseif form == 'q' then
     local limit, starts = number(), { number(), number(), number(), number() }
     return { form = form, algorithm = quota, limit = limit, starts = starts }
+  elseif form == 'c' then
+    return { form = form, algorithm = concurrency, limit = number(), lease = number(), id = argument() }
   end
   return { form = form, algorithm = sliding_window, limit = number(), grain = number(), per = number() }
 end

@@ -43,7 +43,7 @@ impl Worker {
         record.identified(&caller);
         let offer = policy.offer(&caller.plan, position).ok_or_else(|| excluded(&caller))?;
         record.offered(offer);
-        let charge = Charge { caller: &caller.id, plan: &caller.plan, rules: &offer.rules, cost: route.cost };
+        let charge = Charge::new(&caller.id, &caller.plan, &offer.rules, route.cost);
         let (ruling, pass) = self.limiter.admit(charge, offer.on_failure).await;
         record.ruled(ruling, pass.is_some());
         let pass = pass.ok_or_else(|| refusal(record))?;

@@ -346,6 +346,7 @@ pub(super) enum AlgorithmWord {
     SlidingWindow,
     TokenBucket,
     Quota,
+    Concurrency,
 }
 
 /// One element of `limits`
@@ -368,9 +369,10 @@ impl LimitSection {
             ("sliding_window", AlgorithmWord::SlidingWindow),
             ("token_bucket", AlgorithmWord::TokenBucket),
             ("quota", AlgorithmWord::Quota),
+            ("concurrency", AlgorithmWord::Concurrency),
         ];
         const UNITS: &[(&str, Unit)] = &[("day", Unit::Day), ("week", Unit::Week), ("month", Unit::Month)];
-        let words = choice(WORDS, &["concurrency"]);
+        let words = choice(WORDS, &[]);
         let algorithm = table.get_or("algorithm", words, AlgorithmWord::SlidingWindow);
         let mut section = Self {
             place: table.place().clone(),
@@ -384,11 +386,15 @@ impl LimitSection {
         };
         // Which other keys a limit has is up to its algorithm; without one, they are neither read nor refused.
         if let Some(algorithm) = &section.algorithm {
-            if algorithm.value == AlgorithmWord::Quota {
-                section.unit = table.require("per", choice(UNITS, &[]));
-                section.zone = table.get("zone", text);
-            } else {
-                section.per = table.require("per", duration);
+            match algorithm.value {
+                AlgorithmWord::Quota => {
+                    section.unit = table.require("per", choice(UNITS, &[]));
+                    section.zone = table.get("zone", text);
+                }
+                AlgorithmWord::SlidingWindow | AlgorithmWord::TokenBucket => {
+                    section.per = table.require("per", duration);
+                }
+                AlgorithmWord::Concurrency => {}
             }
             section.burst = table.get("burst", at_least_one);
             table.finish();

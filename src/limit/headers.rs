@@ -31,7 +31,9 @@ const SECOND: Micros = 1_000_000;
 pub fn policy(rules: &[Rule]) -> String {
     list(rules, |text, rule| {
         let (limit, per) = quota(rule);
-        if per % SECOND == 0 {
+        if rule.lends_slots() {
+            write!(text, "\"{}\";q={limit};qu=\"concurrent-requests\"", rule.name)
+        } else if per % SECOND == 0 {
             write!(text, "\"{}\";q={limit};w={}", rule.name, per / SECOND)
         } else {
             write!(text, "\"{}\";q={limit}", rule.name)
@@ -85,6 +87,7 @@ fn quota(rule: &Rule) -> (u64, Micros) {
             let seconds = rule.calendar.as_ref().map_or(0, |calendar| calendar.unit().usual_seconds());
             (quota.limit().get(), seconds * SECOND)
         }
+        Algorithm::Concurrency(concurrency) => (concurrency.limit().get(), 0),
     }
 }
 

@@ -1,11 +1,16 @@
 //! One verb, `admit`: the store decides, and when it cannot, `on_failure` does.
 
+use std::cell::Cell;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::decision::{Decision, Source};
 use super::rule::OnFailure;
-use super::store::{Charge, Guarded, MemoryStore, OpenError, Store, StoreError, StoreKind};
+use super::rule::Rule;
+use super::store::{
+    Charge, Guarded, MemorySlots, MemoryStore, OpenError, RedisSlot, Store, StoreError, StoreKind,
+};
 use crate::clock;
 
 /// Decides whether requests may pass. One for each worker thread; the memory behind all of them is shared.
@@ -14,6 +19,25 @@ pub struct Limiter {
     /// The store, when it is the memory; else what counts while Redis cannot.
     memory: Arc<MemoryStore>,
     redis: Option<Guarded>,
+    leases: LeaseIds,
+}
+
+/// Makes the ids of leases: a random beginning and a count, so that no two of a fleet are alike.
+#[derive(Debug)]
+struct LeaseIds {
+    worker: u64,
+    count: Cell<u64>,
+}
+
+impl LeaseIds {
+    fn new() -> Self {
+        Self { worker: RandomState::new().hash_one(()), count: Cell::new(0) }
+    }
+
+    fn next(&self) -> String {
+        self.count.set(self.count.get().wrapping_add(1));
+        format!("{:016x}-{:x}", self.worker, self.count.get())
+    }
 }
 
 /// The permission to forward one request. Only [`Limiter::admit`] gives one, and forwarding takes one.
@@ -44,6 +68,17 @@ pub struct Ruling {
     pub source: Source,
     /// The question to the configured store; `None` when there was nothing to ask.
     pub asked: Option<Asked>,
+    /// The slots that the request holds until this is dropped, if a concurrency limit lends any.
+    pub slots: Option<Slots>,
+}
+
+/// Slots of concurrency limits that one request holds. Dropping them gives them back.
+#[derive(Debug)]
+pub enum Slots {
+    /// In this process.
+    Memory(MemorySlots),
+    /// In Redis.
+    Redis(RedisSlot),
 }
 
 /// One question to the configured store.
@@ -67,7 +102,7 @@ impl Limiter {
             StoreKind::Memory => None,
             StoreKind::Redis(settings) => Some(Guarded::new(settings)?),
         };
-        Ok(Self { memory, redis })
+        Ok(Self { memory, redis, leases: LeaseIds::new() })
     }
 
     /// Begins to connect to the store, if it is one that must be connected to. Only inside of a worker's runtime.
@@ -85,20 +120,29 @@ impl Limiter {
         }
         let started = clock::instant();
         let Some(redis) = &self.redis else {
-            let decision = self.memory.decide_now(charge);
+            let (decision, slots) = self.memory.admit(charge);
             let asked = Asked { store: "memory", took: started.elapsed(), error: None };
-            return counted(decision, Source::Store, Some(asked));
+            return counted(decision, slots.map(Slots::Memory), Source::Store, asked);
         };
+        let lease = self.lease_for(charge);
+        let charge = Charge { lease: &lease, ..charge };
         let answer = redis.decide(charge).await;
         let took = started.elapsed();
         match answer {
             Ok(decision) => {
-                counted(decision, Source::Store, Some(Asked { store: "redis", took, error: None }))
+                let slots = if decision.allowed { redis.slots(charge) } else { None };
+                let asked = Asked { store: "redis", took, error: None };
+                counted(decision, slots.map(Slots::Redis), Source::Store, asked)
             }
             Err(error) => {
                 self.without_store(charge, on_failure, Asked { store: "redis", took, error: Some(error) })
             }
         }
+    }
+
+    /// A new id if one of the limits lends slots.
+    fn lease_for(&self, charge: Charge<'_>) -> String {
+        if charge.rules.iter().any(Rule::lends_slots) { self.leases.next() } else { String::new() }
     }
 
     fn without_store(
@@ -108,18 +152,21 @@ impl Limiter {
         asked: Asked,
     ) -> (Ruling, Option<Pass>) {
         match on_failure {
-            OnFailure::Local => counted(self.memory.decide_now(charge), Source::Local, Some(asked)),
+            OnFailure::Local => {
+                let (decision, slots) = self.memory.admit(charge);
+                counted(decision, slots.map(Slots::Memory), Source::Local, asked)
+            }
             OnFailure::Allow => (uncounted(Some(asked)), Some(Pass::granted())),
             OnFailure::Deny => (uncounted(Some(asked)), None),
         }
     }
 }
 
-fn counted(decision: Decision, source: Source, asked: Option<Asked>) -> (Ruling, Option<Pass>) {
+fn counted(decision: Decision, slots: Option<Slots>, source: Source, asked: Asked) -> (Ruling, Option<Pass>) {
     let pass = decision.allowed.then(Pass::granted);
-    (Ruling { decision: Some(decision), source, asked }, pass)
+    (Ruling { decision: Some(decision), source, asked: Some(asked), slots }, pass)
 }
 
 fn uncounted(asked: Option<Asked>) -> Ruling {
-    Ruling { decision: None, source: Source::None, asked }
+    Ruling { decision: None, source: Source::None, asked, slots: None }
 }

@@ -13,5 +13,5 @@ pub mod store;
 
 pub use calendar::{Boundaries, Calendar, Unit, UnknownZone};
 pub use decision::{Decision, Source, States};
-pub use limiter::{Asked, Limiter, Pass, Ruling};
+pub use limiter::{Asked, Limiter, Pass, Ruling, Slots};
 pub use rule::{OnFailure, Rule, Scope};

@@ -25,7 +25,7 @@ pub struct Rule {
     pub algorithm: Algorithm,
     /// Where the periods of a quota begin; `None` for the other algorithms.
     pub calendar: Option<Arc<Calendar>>,
-    /// `scope:name`, the part of the store key behind the caller.
+    /// `scope:name`, the part of the store key behind the caller; `scope:name:leases` of a concurrency limit.
     pub key: Arc<str>,
 }
 
@@ -36,11 +36,20 @@ impl Rule {
     /// separator of the key.
     #[must_use]
     pub fn new(name: &str, scope: Scope, algorithm: Algorithm) -> Self {
-        let key = match &scope {
+        let scoped = match &scope {
             Scope::Plan => format!("plan:{name}"),
             Scope::Route(route) => format!("route.{route}:{name}"),
         };
+        // Leases are kept in another kind of value than everything else, and so under another key.
+        let key =
+            if matches!(algorithm, Algorithm::Concurrency(_)) { format!("{scoped}:leases") } else { scoped };
         Self { name: name.into(), scope, algorithm, calendar: None, key: key.into() }
+    }
+
+    /// Whether the limit lends slots, which come back when the request has ended.
+    #[must_use]
+    pub fn lends_slots(&self) -> bool {
+        matches!(self.algorithm, Algorithm::Concurrency(_))
     }
 
     /// A quota named `name` over `scope`, by the periods of `calendar`.
@@ -75,6 +84,7 @@ impl Rule {
                 let (unit, zone) = period.unwrap_or_default();
                 format!("{} a {unit} ({zone})", quota.limit())
             }
+            Algorithm::Concurrency(concurrency) => format!("{} at the same time", concurrency.limit()),
         }
     }
 }

@@ -4,7 +4,7 @@ use super::Context;
 use crate::clock::micros;
 use crate::config::mistakes::{Fault, Place};
 use crate::config::raw::{AlgorithmWord, LimitSection, PlanRouteSection, PlanSection, Raw};
-use crate::limit::algorithm::{Algorithm, Quota, SlidingWindow, TokenBucket, Unusable};
+use crate::limit::algorithm::{Algorithm, Concurrency, Quota, SlidingWindow, TokenBucket, Unusable};
 use crate::limit::{Calendar, Rule, Scope};
 use crate::plan::Plan;
 
@@ -61,7 +61,7 @@ fn rules(sections: &[LimitSection], scope: &Scope, context: &Context<'_>) -> Vec
 
 fn rule(section: &LimitSection, scope: &Scope, context: &Context<'_>) -> Option<Rule> {
     let word = section.algorithm.as_ref()?.value;
-    if let (AlgorithmWord::SlidingWindow | AlgorithmWord::Quota, Some(burst)) = (word, &section.burst) {
+    if let Some(burst) = section.burst.as_ref().filter(|_| word != AlgorithmWord::TokenBucket) {
         let fault = Fault::new("only a token bucket has a burst").hint("add algorithm = \"token_bucket\"");
         context.note(fault, burst);
     }
@@ -76,6 +76,7 @@ fn rule(section: &LimitSection, scope: &Scope, context: &Context<'_>) -> Option<
             let burst = section.burst.as_ref().map_or(limit.value, |burst| burst.value);
             TokenBucket::new(limit.value, per()?, burst).map(Algorithm::TokenBucket).map(rule)
         }
+        AlgorithmWord::Concurrency => Concurrency::new(limit.value).map(Algorithm::Concurrency).map(rule),
         AlgorithmWord::Quota => {
             let calendar = calendar(section, context)?;
             Quota::new(limit.value).map(|quota| Rule::quota(&name.value, scope.clone(), quota, calendar))

@@ -8,10 +8,12 @@
 
 use std::num::NonZeroU64;
 
+mod concurrency;
 mod quota;
 mod sliding_window;
 mod token_bucket;
 
+pub use concurrency::{Concurrency, TRY_AGAIN};
 pub use quota::{Period, Quota, Used};
 pub use sliding_window::{EXACT_MAX, SlidingWindow, WindowLog};
 pub use token_bucket::{Bucket, TokenBucket};
@@ -73,6 +75,8 @@ pub enum State {
     Bucket(Bucket),
     /// Of a quota.
     Quota(Used),
+    /// Of a limit on requests in flight: slots that are taken.
+    Slots(u64),
 }
 
 /// How a limit counts.
@@ -84,6 +88,8 @@ pub enum Algorithm {
     TokenBucket(TokenBucket),
     /// Never more than the limit in a period of the calendar.
     Quota(Quota),
+    /// Never more than the limit in flight.
+    Concurrency(Concurrency),
 }
 
 /// Decides one request of `cost` at `now` against several limits, all or nothing.
@@ -126,6 +132,7 @@ impl<'a> Limited<'a> {
             Algorithm::SlidingWindow(window) => window.judge(self.state.window(), now, cost),
             Algorithm::TokenBucket(bucket) => bucket.judge(self.state.bucket(), now, cost),
             Algorithm::Quota(quota) => quota.judge(self.state.quota(), self.period, now, cost),
+            Algorithm::Concurrency(concurrency) => concurrency.judge(self.state.slots()),
         }
     }
 
@@ -134,7 +141,7 @@ impl<'a> Limited<'a> {
             Algorithm::SlidingWindow(window) => {
                 let log = match std::mem::take(self.state) {
                     State::Window(log) => Some(log),
-                    State::Vacant | State::Bucket(_) | State::Quota(_) => None,
+                    State::Vacant | State::Bucket(_) | State::Quota(_) | State::Slots(_) => None,
                 };
                 let (log, standing) = window.charge(log, now, cost);
                 *self.state = State::Window(log);
@@ -150,6 +157,11 @@ impl<'a> Limited<'a> {
                 *self.state = State::Quota(used);
                 standing
             }
+            Algorithm::Concurrency(concurrency) => {
+                let (taken, standing) = concurrency.charge(self.state.slots());
+                *self.state = State::Slots(taken);
+                standing
+            }
         }
     }
 }
@@ -162,6 +174,8 @@ impl Algorithm {
             Self::SlidingWindow(window) => window.limit(),
             Self::TokenBucket(bucket) => bucket.burst(),
             Self::Quota(quota) => quota.limit(),
+            // A request takes one slot, whatever it costs.
+            Self::Concurrency(_) => NonZeroU64::MAX,
         }
     }
 
@@ -171,7 +185,7 @@ impl Algorithm {
         match (self, state) {
             (Self::SlidingWindow(window), State::Window(log)) => window.settle(log, now),
             (Self::TokenBucket(bucket), State::Bucket(level)) => bucket.settle(level, now),
-            (Self::Quota(_), State::Quota(_)) => {}
+            (Self::Quota(_), State::Quota(_)) | (Self::Concurrency(_), State::Slots(_)) => {}
             (_, state) => *state = State::Vacant,
         }
     }
@@ -192,21 +206,30 @@ impl State {
     fn window(&self) -> Option<&WindowLog> {
         match self {
             Self::Window(log) => Some(log),
-            Self::Vacant | Self::Bucket(_) | Self::Quota(_) => None,
+            Self::Vacant | Self::Bucket(_) | Self::Quota(_) | Self::Slots(_) => None,
         }
     }
 
     fn bucket(&self) -> Option<&Bucket> {
         match self {
             Self::Bucket(bucket) => Some(bucket),
-            Self::Vacant | Self::Window(_) | Self::Quota(_) => None,
+            Self::Vacant | Self::Window(_) | Self::Quota(_) | Self::Slots(_) => None,
         }
     }
 
     fn quota(&self) -> Option<&Used> {
         match self {
             Self::Quota(used) => Some(used),
-            Self::Vacant | Self::Window(_) | Self::Bucket(_) => None,
+            Self::Vacant | Self::Window(_) | Self::Bucket(_) | Self::Slots(_) => None,
+        }
+    }
+
+    /// Slots that are taken; none in any other state.
+    #[must_use]
+    pub fn slots(&self) -> u64 {
+        match self {
+            Self::Slots(taken) => *taken,
+            Self::Vacant | Self::Window(_) | Self::Bucket(_) | Self::Quota(_) => 0,
         }
     }
 }

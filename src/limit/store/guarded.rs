@@ -6,7 +6,7 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use super::{Charge, Decision, OpenError, RedisSettings, RedisStore, Store, StoreError};
+use super::{Charge, Decision, OpenError, RedisSettings, RedisSlot, RedisStore, Store, StoreError};
 
 /// Requests of one worker that may wait for Redis at the same time. One more does not queue: it is a failure at once.
 const IN_FLIGHT_MAX: usize = 256;
@@ -37,6 +37,12 @@ impl Guarded {
     /// Begins to connect; see [`RedisStore::connect`].
     pub fn connect(&self) {
         self.store.connect();
+    }
+
+    /// The slots that an admitted request holds; see [`RedisStore::slots`].
+    #[must_use]
+    pub fn slots(&self, charge: Charge<'_>) -> Option<RedisSlot> {
+        self.store.slots(charge)
     }
 
     fn enter(&self) -> Option<InFlight<'_>> {

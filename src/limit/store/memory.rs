@@ -18,6 +18,7 @@ use smallvec::SmallVec;
 use super::{Charge, Decision, Store, StoreError};
 use crate::clock::{Clock, Micros};
 use crate::limit::algorithm::{self, Limited, State};
+use crate::limit::rule::Rule;
 
 /// Shards of the table, each with a lock of its own.
 const SHARDS: usize = 64;
@@ -68,18 +69,45 @@ impl MemoryStore {
     }
 
     /// Decides at once: nothing here waits for anybody but a lock held for a few hundred nanoseconds.
+    ///
+    /// Slots that are taken stay taken; a request takes them through [`admit`](Self::admit).
     #[must_use]
     pub fn decide_now(&self, charge: Charge<'_>) -> Decision {
+        self.decide_somewhere(charge).0
+    }
+
+    /// Decides at once, and says which slots the request holds from now on, if any limit lends them.
+    #[must_use]
+    pub fn admit(self: &Arc<Self>, charge: Charge<'_>) -> (Decision, Option<MemorySlots>) {
+        let (decision, place) = self.decide_somewhere(charge);
+        let lent = |decision: &Decision| decision.allowed && charge.rules.iter().any(Rule::lends_slots);
+        let slots = lent(&decision).then(|| MemorySlots {
+            store: Arc::clone(self),
+            caller: charge.caller.into(),
+            plan: charge.plan.into(),
+            place,
+            keys: charge
+                .rules
+                .iter()
+                .filter(|rule| rule.lends_slots())
+                .map(|rule| Arc::clone(&rule.key))
+                .collect(),
+        });
+        (decision, slots)
+    }
+
+    fn decide_somewhere(&self, charge: Charge<'_>) -> (Decision, Place) {
         let mut shard = self.shard(charge.caller).lock();
         // Read behind the lock, so that time never runs backwards between two decisions of a caller.
         let now = self.clock.now();
         if let Some(caller) = shard.callers.get_mut(charge.caller) {
-            return caller.decide(charge, now);
+            return (caller.decide(charge, now), Place::Own);
         }
         if !self.has_room(&mut shard, now) {
             drop(shard);
             self.overflowed.fetch_add(1, Ordering::Relaxed);
-            return self.overflow.lock().entry(charge.plan.into()).or_default().decide(charge, now);
+            let mut overflow = self.overflow.lock();
+            return (overflow.entry(charge.plan.into()).or_default().decide(charge, now), Place::Overflow);
         }
         let mut caller = Caller::default();
         let decision = caller.decide(charge, now);
@@ -87,7 +115,24 @@ impl MemoryStore {
             shard.callers.insert(charge.caller.into(), caller);
             self.callers.fetch_add(1, Ordering::Relaxed);
         }
-        decision
+        (decision, Place::Own)
+    }
+
+    fn give_back(&self, slots: &MemorySlots) {
+        match slots.place {
+            Place::Own => {
+                let mut shard = self.shard(&slots.caller).lock();
+                shard
+                    .callers
+                    .get_mut(&*slots.caller)
+                    .into_iter()
+                    .for_each(|caller| caller.give_back(&slots.keys));
+            }
+            Place::Overflow => {
+                let mut overflow = self.overflow.lock();
+                overflow.get_mut(&*slots.plan).into_iter().for_each(|caller| caller.give_back(&slots.keys));
+            }
+        }
     }
 
     /// Callers that are held at the moment.
@@ -126,12 +171,37 @@ impl MemoryStore {
     fn forget_expired(&self, shard: &mut Shard, now: Micros) {
         let before = shard.callers.len();
         shard.swept = now;
-        shard.callers.retain(|_, caller| caller.expires > now);
+        shard.callers.retain(|_, caller| caller.expires > now || caller.holds_slots());
         let after = shard.callers.len();
         self.callers.fetch_sub(before - after, Ordering::Relaxed);
         if after < shard.callers.capacity() / 4 {
             shard.callers.shrink_to(after * 2);
         }
+    }
+}
+
+/// Where a charge was written.
+#[derive(Debug, Clone, Copy)]
+enum Place {
+    /// In the caller's own entry.
+    Own,
+    /// In what the callers of the plan share.
+    Overflow,
+}
+
+/// Slots that one request holds. Dropping them gives them back.
+#[derive(Debug)]
+pub struct MemorySlots {
+    store: Arc<MemoryStore>,
+    caller: Box<str>,
+    plan: Box<str>,
+    place: Place,
+    keys: SmallVec<[Arc<str>; 2]>,
+}
+
+impl Drop for MemorySlots {
+    fn drop(&mut self) {
+        self.store.give_back(self);
     }
 }
 
@@ -162,6 +232,16 @@ impl Caller {
             self.put(&rule.key, state);
         }
         decision
+    }
+
+    fn holds_slots(&self) -> bool {
+        self.limits.iter().any(|(_, state)| state.slots() > 0)
+    }
+
+    fn give_back(&mut self, keys: &[Arc<str>]) {
+        for (_, state) in self.limits.iter_mut().filter(|(name, _)| keys.contains(name)) {
+            *state = State::Slots(state.slots().saturating_sub(1));
+        }
     }
 
     fn take(&mut self, key: &str) -> State {
@@ -196,7 +276,7 @@ mod tests {
     }
 
     fn charge<'a>(caller: &'a str, rules: &'a [Rule]) -> Charge<'a> {
-        Charge { caller, plan: "plan", rules, cost: NonZeroU64::MIN }
+        Charge::new(caller, "plan", rules, NonZeroU64::MIN)
     }
 
     #[test]

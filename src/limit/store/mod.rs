@@ -8,8 +8,8 @@ use std::future::Future;
 use std::num::NonZeroU64;
 
 pub use guarded::Guarded;
-pub use memory::MemoryStore;
-pub use redis::{OpenError, RedisSettings, RedisStore, Topology};
+pub use memory::{MemorySlots, MemoryStore};
+pub use redis::{OpenError, RedisSettings, RedisSlot, RedisStore, Topology};
 
 use super::decision::Decision;
 use super::rule::Rule;
@@ -34,6 +34,16 @@ pub struct Charge<'a> {
     pub rules: &'a [Rule],
     /// Units the request takes from each.
     pub cost: NonZeroU64,
+    /// What a slot of a concurrency limit is lent under, if one of the rules lends any: unlike that of every other request.
+    pub lease: &'a str,
+}
+
+impl<'a> Charge<'a> {
+    /// A request of `cost` by `caller` on `plan`, under no lease yet: the limiter names one when a limit lends slots.
+    #[must_use]
+    pub fn new(caller: &'a str, plan: &'a str, rules: &'a [Rule], cost: NonZeroU64) -> Self {
+        Self { caller, plan, rules, cost, lease: "" }
+    }
 }
 
 /// Decides a request against all its limits in one atomic step.

@@ -4,8 +4,10 @@
 //! [`Guarded`](super::Guarded) puts one deadline around the whole step, connecting and healing included.
 
 mod connection;
+mod leases;
 mod script;
 
+use std::rc::Rc;
 use std::time::Duration;
 
 use ::redis::{Cmd, RedisError, Value};
@@ -13,6 +15,8 @@ use smallvec::SmallVec;
 
 use connection::{Connection, Link};
 pub use connection::{OpenError, Topology};
+pub use leases::RedisSlot;
+use leases::{LEASE, Leases};
 use script::Script;
 
 use super::{Charge, Decision, Store, StoreError};
@@ -34,7 +38,8 @@ pub struct RedisSettings {
 /// Counters in Redis. One for each worker thread: its connection is multiplexed, and no request crosses threads.
 #[derive(Debug)]
 pub struct RedisStore {
-    connection: Connection,
+    connection: Rc<Connection>,
+    leases: Rc<Leases>,
     script: Script,
     prefix: Box<str>,
 }
@@ -46,13 +51,22 @@ impl RedisStore {
     /// # Errors
     /// When an address cannot be understood.
     pub fn new(settings: &RedisSettings) -> Result<Self, OpenError> {
-        let connection = Connection::new(&settings.topology, settings.budget)?;
-        Ok(Self { connection, script: Script::new(), prefix: settings.prefix.as_str().into() })
+        let connection = Rc::new(Connection::new(&settings.topology, settings.budget)?);
+        let leases = Leases::new(Rc::clone(&connection));
+        Ok(Self { connection, leases, script: Script::deciding(), prefix: settings.prefix.as_str().into() })
     }
 
     /// Begins to connect, so that the first request need not wait for it. Only inside of a worker's runtime.
     pub fn connect(&self) {
         self.connection.open();
+    }
+
+    /// The slots that an admitted request holds from now on, if any limit lends them.
+    #[must_use]
+    pub fn slots(&self, charge: Charge<'_>) -> Option<RedisSlot> {
+        let lending = charge.rules.iter().filter(|rule| rule.lends_slots());
+        let keys: Vec<String> = lending.map(|rule| self.key(charge.caller, rule)).collect();
+        (!keys.is_empty()).then(|| self.leases.hold(charge.lease, keys))
     }
 
     /// Whether Redis answers at all.
@@ -86,7 +100,7 @@ impl RedisStore {
         }
         command.arg(charge.cost.get());
         for rule in charge.rules {
-            arguments(rule, wall, &mut command);
+            arguments(rule, wall, charge.lease, &mut command);
         }
         command
     }
@@ -122,7 +136,7 @@ impl Store for RedisStore {
 }
 
 /// The fields of a limit; `lua/README.md` names them.
-fn arguments(rule: &Rule, wall: Micros, command: &mut Cmd) {
+fn arguments(rule: &Rule, wall: Micros, lease: &str, command: &mut Cmd) {
     match &rule.algorithm {
         Algorithm::SlidingWindow(window) => {
             let form = if window.is_exact() { "w" } else { "b" };
@@ -130,6 +144,9 @@ fn arguments(rule: &Rule, wall: Micros, command: &mut Cmd) {
         }
         Algorithm::TokenBucket(bucket) => {
             command.arg("t").arg(&[bucket.burst().get(), bucket.unit(), bucket.rate()])
+        }
+        Algorithm::Concurrency(concurrency) => {
+            command.arg("c").arg(concurrency.limit().get()).arg(clock::micros(LEASE)).arg(lease)
         }
         // The gateway's clock only says which periods are near; Redis's says which of them it is.
         Algorithm::Quota(quota) => {

@@ -1,4 +1,4 @@
-//! The script: the files of `lua/`, joined at build time, run by hash and healed by source.
+//! The scripts: the files of `lua/`, joined at build time, run by hash and healed by source.
 
 use ::redis::{Cmd, ErrorKind, RedisError, ServerErrorKind};
 
@@ -11,6 +11,7 @@ const BODY: &str = concat!(
     include_str!("../../../../lua/sliding_window.lua"),
     include_str!("../../../../lua/token_bucket.lua"),
     include_str!("../../../../lua/quota.lua"),
+    include_str!("../../../../lua/concurrency.lua"),
     include_str!("../../../../lua/decide.lua"),
 );
 
@@ -23,13 +24,17 @@ pub(super) struct Script {
 
 impl Script {
     /// The script that decides.
-    pub(super) fn new() -> Self {
-        Self::with_clock(CLOCK)
+    pub(super) fn deciding() -> Self {
+        Self::joined(CLOCK, BODY)
     }
 
-    /// The same script with another file in the place of `clock.lua`.
-    fn with_clock(clock: &str) -> Self {
-        let source = [clock, BODY].concat();
+    /// The script that renews a lease.
+    pub(super) fn renewing() -> Self {
+        Self::joined(CLOCK, include_str!("../../../../lua/renew.lua"))
+    }
+
+    fn joined(clock: &str, body: &str) -> Self {
+        let source = [clock, body].concat();
         let hash = sha1_smol::Sha1::from(&source).digest().to_string();
         Self { source, hash }
     }
@@ -37,10 +42,11 @@ impl Script {
     /// A script on a clock that a test moves: the last argument is the time.
     #[cfg(test)]
     pub(super) fn for_tests() -> Self {
-        Self::with_clock(
+        Self::joined(
             "local now = tonumber(ARGV[#ARGV])
              local function integer(number) return string.format('%.0f', number) end
              local function expire() end\n",
+            BODY,
         )
     }
 

@@ -168,7 +168,7 @@ fn lua_and_rust_agree_on_random_traces() {
             };
             now += pause;
             clock.set(now.cast_unsigned());
-            let charge = Charge { caller: "acct.a", plan: "plan", rules, cost: n(cost) };
+            let charge = Charge::new("acct.a", "plan", rules, n(cost));
             let (expected, got) = (memory.decide_now(charge), lua.decide(charge, now.cast_unsigned()));
             prop_assert_eq!(&expected, &got, "step {} {:?}", index, step);
             (wait, last_cost) = (expected.wait().map_or(0, Micros::cast_signed), cost);
@@ -186,7 +186,7 @@ fn lua_and_rust_agree_on_a_long_busy_ring() {
     let rules = [window("a", EXACT_MAX, 10 * SECOND)];
     for step in 0..4_000u64 {
         clock.advance(Duration::from_millis(1 + step * 7 % 30));
-        let charge = Charge { caller: "acct.a", plan: "plan", rules: &rules, cost: n(1 + step % 9) };
+        let charge = Charge::new("acct.a", "plan", &rules, n(1 + step % 9));
         let now = crate::clock::Clock::now(&*clock);
         assert_eq!(memory.decide_now(charge), lua.decide(charge, now), "step {step}");
     }
