@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 pub(crate) use backend::Backend;
 pub(crate) use client::{Answer, Connection, Request};
 pub(crate) use config::{Config, sha256_hex};
-pub(crate) use gateway::{Finished, Gateway, run};
+pub(crate) use gateway::{Finished, Gateway, Unread, run};
 pub(crate) use redis::{Cluster, Redis};
 pub(crate) use store::{Store, for_every_store};
 pub(crate) use wire::Ending;
