@@ -9,12 +9,15 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use actix_web::dev::Server;
+use actix_http::{HttpService, Protocol};
+use actix_rt::net::TcpStream;
+use actix_service::{IntoServiceFactory as _, ServiceFactoryExt as _, fn_service, map_config};
+use actix_web::dev::{AppConfig, Server};
 use actix_web::http::header;
 use actix_web::web::{self, Data, Payload};
-use actix_web::{App, HttpRequest, HttpResponse, HttpServer};
+use actix_web::{App, HttpRequest, HttpResponse};
 use secrecy::ExposeSecret;
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Socket, Type};
 
 use crate::admin::{self, Admin};
 use crate::clock::{self, SystemClock};
@@ -22,6 +25,7 @@ use crate::config::{Loaded, RedisMode, ServerSettings, Settings, StoreKind};
 use crate::gate::{Admitted, Counting, Gate, UpstreamTime};
 use crate::limit::store::{MemoryStore, OpenError, Topology};
 use crate::listen::reply::Rejection;
+use crate::listen::turns::Turns;
 use crate::observe::{AccessLogWriter, Metrics};
 use crate::plan::{Policy, Unbuildable};
 use crate::proxy::{self, Answer, Failure, Outgoing, UpstreamSettings, Upstreams};
@@ -29,7 +33,7 @@ use crate::proxy::{self, Answer, Failure, Outgoing, UpstreamSettings, Upstreams}
 /// Connections that the kernel holds until a worker takes them.
 const BACKLOG: i32 = 4_096;
 
-/// How long a client may take for the head of its first request.
+/// How long a client may take for the head of a request, from its first byte (of the first one: from connecting).
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a refused upload is still read after the refusal, so that the client gets to see it.
@@ -154,22 +158,43 @@ impl Gateway {
 fn public_server(listener: TcpListener, gate: Gate, settings: &Settings) -> io::Result<Server> {
     let ServerSettings { workers, drain, max_body, max_connections, .. } = settings.server;
     let upstreams = settings.upstreams.clone();
-    let server = HttpServer::new(move || {
+    let server = Server::build();
+    let stopping = server.graceful_shutdown_signal();
+    // What `HttpServer` would do, with `Turns` between the socket and the library.
+    let service = move || {
         let proxy = Proxy::new(&upstreams, max_body);
-        App::new().wrap(gate.clone()).app_data(Data::new(proxy)).default_service(web::to(forward))
-    });
+        let app = App::new().wrap(gate.clone()).app_data(Data::new(proxy)).default_service(web::to(forward));
+        let app = app.into_factory().map_err(|error: actix_web::Error| error.error_response());
+        let stopping = stopping.clone();
+        let http = HttpService::build()
+            .graceful_shutdown_signal(move || {
+                let stopping = stopping.clone();
+                async move { stopping.notified().await }
+            })
+            // Its first timer answers with 408 before ours closes.
+            .client_request_timeout(HEAD_TIMEOUT)
+            .client_disconnect_timeout(LINGER)
+            // A client that closes its side is gone: the backend need not go on for it.
+            .h1_allow_half_closed(false)
+            .keep_alive(KEEP_ALIVE)
+            .on_connect_ext(|connection: &Turns<TcpStream>, extensions| {
+                extensions.insert(connection.turns());
+            })
+            .finish(map_config(app, |()| AppConfig::default()));
+        fn_service(|socket: TcpStream| async {
+            let peer = socket.peer_addr().ok();
+            // A socket on which this fails is broken, and its first read will say so.
+            drop(socket.set_nodelay(true));
+            Ok((Turns::new(socket, HEAD_TIMEOUT), Protocol::Http1, peer))
+        })
+        .and_then(http)
+    };
     let server = server
         .workers(workers)
-        .max_connections(max_connections)
-        .client_request_timeout(HEAD_TIMEOUT)
-        .client_disconnect_timeout(LINGER)
-        // A client that closes its side is gone: the backend need not go on for it.
-        .h1_allow_half_closed(false)
-        .keep_alive(KEEP_ALIVE)
-        .tcp_nodelay(true)
+        .max_concurrent_connections(max_connections)
         .shutdown_timeout(drain.as_secs().max(1))
         .disable_signals()
-        .listen(listener)?;
+        .listen("public", listener, service)?;
     Ok(server.run())
 }
 
@@ -266,7 +291,7 @@ fn counting(settings: &Settings) -> Counting {
 /// A listener on `address`. A gateway that was just stopped does not keep the address from its successor.
 fn listener(address: SocketAddr) -> Result<TcpListener, StartError> {
     let bind = || {
-        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(socket2::Protocol::TCP))?;
         socket.set_reuse_address(true)?;
         socket.bind(&address.into())?;
         socket.listen(BACKLOG)?;

@@ -1,8 +1,9 @@
 //! Where requests come in, and how a refusal looks on the wire.
 //!
-//! [`check`] says what a request's head may not contain. [`reply`] is the only place that chooses a status code for a
+//! [`turns`] lets the requests of a connection in one by one. [`check`] says what a request's head may not contain. [`reply`] is the only place that chooses a status code for a
 //! refusal.
 
 pub mod check;
 pub mod reply;
 pub mod request_id;
+pub mod turns;
