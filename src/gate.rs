@@ -27,6 +27,7 @@ use crate::limit::{Limiter, Pass};
 use crate::listen::check;
 use crate::listen::reply::{Rejection, limit_fields};
 use crate::listen::request_id::{self, RequestIds};
+use crate::listen::turns::TurnOf;
 use crate::observe::{AccessLogWriter, Metrics, Observer};
 use crate::plan::{Offer, Policy};
 use crate::record::{Record, Recorded};
@@ -178,7 +179,9 @@ impl Worker {
         B: MessageBody + 'static,
     {
         let request_id = self.ids.of(request.headers());
-        let mut record = Record::begin(self.observer.clone(), method_label(request.method()), request_id);
+        let turn = request.conn_data::<TurnOf>().map(TurnOf::current);
+        let method = method_label(request.method());
+        let mut record = Record::begin(self.observer.clone(), method, request_id, turn);
         let mut answer = match self.admit(&request, &mut record).await {
             Ok(admitted) => {
                 request.extensions_mut().insert(admitted);

@@ -9,10 +9,13 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use actix_web::dev::Server;
+use actix_http::{HttpService, Protocol};
+use actix_rt::net::TcpStream;
+use actix_service::{IntoServiceFactory as _, ServiceFactoryExt as _, fn_service, map_config};
+use actix_web::dev::{AppConfig, Server};
 use actix_web::http::header;
 use actix_web::web::{self, Data, Payload};
-use actix_web::{App, HttpRequest, HttpResponse, HttpServer};
+use actix_web::{App, HttpRequest, HttpResponse};
 
 use crate::admin::{self, Admin};
 use crate::clock::{self, SystemClock};
@@ -22,11 +25,12 @@ use crate::limit::Limiter;
 use crate::limit::store::{MemoryStore, OpenError};
 use crate::listen::reply::Rejection;
 use crate::listen::socket;
+use crate::listen::turns::Turns;
 use crate::observe::{AccessLogWriter, Metrics};
 use crate::plan::{Policy, Unbuildable};
 use crate::proxy::{self, Answer, Failure, Outgoing, UpstreamSettings, Upstreams};
 
-/// How long a client may take for the head of its first request.
+/// How long a client may take for the head of a request, from its first byte (of the first one: from connecting).
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How long a refused upload is still read after the refusal, so that the client gets to see it.
@@ -149,22 +153,43 @@ impl Gateway {
 fn public_server(listener: TcpListener, gate: Gate, settings: &Settings) -> io::Result<Server> {
     let ServerSettings { workers, drain, max_body, max_connections, .. } = settings.server;
     let upstreams = settings.upstreams.clone();
-    let server = HttpServer::new(move || {
+    let server = Server::build();
+    let stopping = server.graceful_shutdown_signal();
+    // What `HttpServer` would do, with `Turns` between the socket and the library.
+    let service = move || {
         let proxy = Proxy::new(&upstreams, max_body);
-        App::new().wrap(gate.clone()).app_data(Data::new(proxy)).default_service(web::to(forward))
-    });
+        let app = App::new().wrap(gate.clone()).app_data(Data::new(proxy)).default_service(web::to(forward));
+        let app = app.into_factory().map_err(|error: actix_web::Error| error.error_response());
+        let stopping = stopping.clone();
+        let http = HttpService::build()
+            .graceful_shutdown_signal(move || {
+                let stopping = stopping.clone();
+                async move { stopping.notified().await }
+            })
+            // Its first timer answers with 408 before ours closes.
+            .client_request_timeout(HEAD_TIMEOUT)
+            .client_disconnect_timeout(LINGER)
+            // A client that closes its side is gone: the backend need not go on for it.
+            .h1_allow_half_closed(false)
+            .keep_alive(KEEP_ALIVE)
+            .on_connect_ext(|connection: &Turns<TcpStream>, extensions| {
+                extensions.insert(connection.turns());
+            })
+            .finish(map_config(app, |()| AppConfig::default()));
+        fn_service(|socket: TcpStream| async {
+            let peer = socket.peer_addr().ok();
+            // A socket on which this fails is broken, and its first read will say so.
+            drop(socket.set_nodelay(true));
+            Ok((Turns::new(socket, HEAD_TIMEOUT), Protocol::Http1, peer))
+        })
+        .and_then(http)
+    };
     let server = server
         .workers(workers)
-        .max_connections(max_connections)
-        .client_request_timeout(HEAD_TIMEOUT)
-        .client_disconnect_timeout(LINGER)
-        // A client that closes its side is gone: the backend need not go on for it.
-        .h1_allow_half_closed(false)
-        .keep_alive(KEEP_ALIVE)
-        .tcp_nodelay(true)
+        .max_concurrent_connections(max_connections)
         .shutdown_timeout(whole_seconds(drain))
         .disable_signals()
-        .listen(listener)?;
+        .listen("public", listener, service)?;
     Ok(server.run())
 }
 

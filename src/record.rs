@@ -18,6 +18,7 @@ use crate::identify::Caller;
 use crate::inbound::CanonicalPath;
 use crate::limit::store::StoreError;
 use crate::limit::{Asked, Decision, Ruling, Source};
+use crate::listen::turns::Turn;
 use crate::observe::{Exchange, Observer, Outcome, StoreResult};
 use crate::plan::{Offer, Route};
 
@@ -43,12 +44,20 @@ pub struct Record {
     status: u16,
     bytes: u64,
     complete: bool,
+    /// Ends with the record: the connection's next request may come.
+    _turn: Option<Turn>,
 }
 
 impl Record {
-    /// The record of a request whose head has just been read. `method` is one of those the gateway serves, or `other`.
+    /// The record of a request whose head has just been read, and whose `turn` it is on its connection. `method` is one
+    /// of those the gateway serves, or `other`.
     #[must_use]
-    pub fn begin(observer: Observer, method: &'static str, request_id: HeaderValue) -> Self {
+    pub fn begin(
+        observer: Observer,
+        method: &'static str,
+        request_id: HeaderValue,
+        turn: Option<Turn>,
+    ) -> Self {
         observer.begun();
         Self {
             observer,
@@ -66,6 +75,7 @@ impl Record {
             status: CLIENT_LEFT,
             bytes: 0,
             complete: false,
+            _turn: turn,
         }
     }
 

@@ -10,12 +10,13 @@ mod explain;
 mod keys;
 mod serve;
 
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
 use tollgate::config::{self, Loaded, Mistakes, Purpose, Sources};
+use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 
 /// `EX_USAGE` of sysexits.h: the configuration or the command line is wrong.
@@ -118,27 +119,40 @@ impl ConfigArgs {
     }
 }
 
-/// A line for the person who called. Whoever has stopped reading, as `| head` does, is not told; `println!` would panic.
+/// A line for the person who called. One who has gone is no reason to panic, as `println!` would.
 fn say(text: impl std::fmt::Display) {
-    let _printed = writeln!(std::io::stdout(), "{text}");
+    let _written = writeln!(io::stdout(), "{text}");
 }
 
 /// A line about what went wrong.
 fn complain(text: impl std::fmt::Display) {
-    let _printed = writeln!(std::io::stderr(), "{text}");
+    let _written = writeln!(io::stderr(), "{text}");
 }
 
-/// Messages as JSON lines on standard error.
-fn start_logging(level: &str) -> anyhow::Result<()> {
+/// Messages that may wait for whoever reads standard error. Further ones are dropped.
+const MESSAGES_MAX: usize = 4_096;
+
+/// Writes the messages that are left when it is dropped, and waits for it about a second at most.
+#[must_use = "messages are written while this lives"]
+struct Logging(#[expect(dead_code, reason = "held for its end")] WorkerGuard);
+
+/// Messages as JSON lines on standard error, written by a thread of their own: requests cause messages, and no request
+/// may wait for, or fail with, whoever reads them.
+fn start_logging(level: &str) -> anyhow::Result<Logging> {
     let filter = EnvFilter::try_new(level).map_err(|error| Usage(format!("log.level: {error}")))?;
+    let (messages, thread) = NonBlockingBuilder::default()
+        .buffered_lines_limit(MESSAGES_MAX)
+        .lossy(true)
+        .thread_name("messages")
+        .finish(io::stderr());
     tracing_subscriber::fmt()
         .json()
         .flatten_event(true)
         .with_current_span(false)
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(messages)
         .init();
-    Ok(())
+    Ok(Logging(thread))
 }
 
 /// SIGTERM or SIGINT.

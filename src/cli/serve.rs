@@ -8,7 +8,7 @@ use super::{ConfigArgs, start_logging, stop_signal};
 
 pub(super) fn run(config: &ConfigArgs) -> anyhow::Result<()> {
     let loaded = config.load()?;
-    start_logging(&loaded.settings.log.level)?;
+    let _logging = start_logging(&loaded.settings.log.level)?;
     let files: Vec<_> = loaded.files.iter().map(|file| file.display().to_string()).collect();
     tracing::info!(files = files.join(","), version = env!("CARGO_PKG_VERSION"), "configuration read");
     warn_of_example_keys(&loaded.policy.keys);

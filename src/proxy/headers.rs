@@ -162,7 +162,21 @@ fn owner(name: &str) -> Owner {
         | "x-method-override"
         | "x-original-url"
         | "x-rewrite-url" => Owner::Gateway,
-        "x-real-ip" | "true-client-ip" | "cf-connecting-ip" => Owner::Proxies,
+        "x-real-ip"
+        | "x-client-ip"
+        | "client-ip"
+        | "x-cluster-client-ip"
+        | "x-originating-ip"
+        | "x-remote-ip"
+        | "x-remote-addr"
+        | "x-forwarded"
+        | "true-client-ip"
+        | "cf-connecting-ip"
+        | "cf-connecting-ipv6"
+        | "fastly-client-ip"
+        | "fly-client-ip"
+        | "x-azure-clientip"
+        | "x-envoy-external-address" => Owner::Proxies,
         _ if name.starts_with("x-tollgate-") => Owner::Gateway,
         _ if name.starts_with("x-forwarded-") => Owner::Proxies,
         _ => Owner::Ends,
@@ -431,8 +445,21 @@ mod tests {
             "x-forwarded-port",
             "x-forwarded-prefix",
             "x-real-ip",
+            "x-client-ip",
+            "client-ip",
+            "x-cluster-client-ip",
+            "x-originating-ip",
+            "x-remote-ip",
+            "x-remote-addr",
+            "x-forwarded",
             "true-client-ip",
             "cf-connecting-ip",
+            "cf-connecting-ipv6",
+            "fastly-client-ip",
+            "fly-client-ip",
+            "x-azure-clientip",
+            "x-envoy-external-address",
+            "x_client_ip",
             "x-request-id",
             "x-tollgate-account",
             "x-tollgate-plan",

@@ -321,3 +321,64 @@ fn pipelined_requests_are_answered_in_order() {
         assert_eq!(connection.answer("GET").expect(200).text(), format!("/{number}"));
     }
 }
+
+/// Requests to these targets, each with its method, behind each other in one write.
+fn pipelined(requests: &[(&str, &str, &str)]) -> Vec<u8> {
+    let one = |&(method, target, fields): &(&str, &str, &str)| {
+        format!("{method} {target} HTTP/1.1\r\nHost: a.test\r\nX-Api-Key: k\r\n{fields}\r\n")
+    };
+    requests.iter().map(one).collect::<String>().into_bytes()
+}
+
+#[test]
+fn pipelined_requests_are_each_answered_by_their_own_method() {
+    // The server library wrote an answer by what it knew of the latest request it had parsed: GET with a HEAD behind it
+    // got a length and no body, and the client took the next answer for that body.
+    let (_backend, gateway) = start();
+    let orders = [["GET", "HEAD", "GET"], ["HEAD", "GET", "GET"], ["GET", "GET", "HEAD"]];
+    for order in orders {
+        let requests = order.map(|method| (method, "/x", ""));
+        let mut connection = gateway.raw(&pipelined(&requests));
+        for method in order {
+            let answer = connection.answer(method).expect(200);
+            assert_eq!(answer.text(), if method == "HEAD" { "" } else { "ok" }, "{order:?}");
+        }
+        connection.expect_silence(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn nothing_runs_behind_an_answer_that_closes_the_connection() {
+    // What was pipelined behind a refusal, or behind a request with `Connection: close`, was forwarded all the same.
+    let (backend, gateway) = start();
+    for (first, status) in [(("GET", "/a/../b", ""), 400), (("GET", "/x", "Connection: close\r\n"), 200)] {
+        let mut connection = gateway.raw(&pipelined(&[first, ("GET", "/BEHIND", "")]));
+        connection.answer("GET").expect(status);
+        assert_eq!(connection.rest_until_closed(CLOSING), b"");
+    }
+    assert!(backend.received().iter().all(|request| request.target() == "/x"));
+}
+
+#[test]
+fn a_malformed_request_does_not_take_the_answer_before_it_away() {
+    let (backend, gateway) = start();
+    let mut bytes = pipelined(&[("GET", "/x", "")]);
+    bytes.extend_from_slice(b"GET  / HTTP/1.1\r\n\r\n");
+    let mut connection = gateway.raw(&bytes);
+    connection.answer("GET").expect(200);
+    connection.answer("GET").expect(400);
+    assert_eq!(connection.rest_until_closed(CLOSING), b"");
+    assert_eq!(backend.count(), 1);
+}
+
+#[test]
+fn a_later_head_has_as_little_time_as_the_first() {
+    // TMO-5: the timer for heads ran for the first request of a connection only, so that one answered request bought a
+    // slow sender all the time in the world.
+    let (_backend, gateway) = start();
+    let mut connection = gateway.raw(&pipelined(&[("GET", "/x", "")]));
+    connection.answer("GET").expect(200);
+    connection.send(b"GET /x HTTP/1.1\r\nHost: a.test\r\n");
+    connection.answer("GET").expect(408);
+    assert_eq!(connection.rest_until_closed(CLOSING), b"");
+}

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::support::backend::{After, response};
-use crate::support::{Answer, Backend, Config, Connection, Gateway, Request, eventually};
+use crate::support::{Answer, Backend, Config, Connection, Gateway, Request, Unread, eventually};
 
 #[test]
 fn decisions_and_requests_are_counted() {
@@ -238,4 +238,20 @@ fn it_ends_when_asked_and_says_so_by_its_exit_code() {
     let idle = gateway.connect();
     assert_eq!(gateway.stop(), 0);
     drop(idle);
+}
+
+#[test]
+fn messages_that_nobody_reads_hold_up_no_request() {
+    // A log collector that hung stopped the whole gateway after 235 messages, each caused by a request; one that was
+    // gone made every such request panic.
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let config = Config::bare(nobody).route("rest", "/*", "").with_shared_callers();
+    let config = config.plan("wide", r#"{ name = "w", limit = 9999, per = "60s" }"#).anonymous("wide");
+    for closed in [false, true] {
+        let gateway = Unread::start(&config, closed);
+        let mut connection = gateway.connect();
+        for _ in 0..1_000 {
+            Request::get("/x").on(&mut connection).expect(502);
+        }
+    }
 }

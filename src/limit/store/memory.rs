@@ -5,7 +5,8 @@
 //!
 //! Everything has an end. A caller whose limits are all as good as new is forgotten. At `max_callers`, who is not known
 //! yet shares one overflow entry with everybody else on the same plan who is not: strict, but no attacker can push out a
-//! caller that was denied, nor win a fresh allowance by making the store forget, nor use up what another plan has.
+//! caller that was denied, nor win a fresh allowance by making the store forget, nor use up what another plan has. Who gets
+//! an entry of its own while the shared one still counts begins with a copy of it: part of that may have been its use.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -46,7 +47,7 @@ struct Shard {
 }
 
 /// All that is kept of one caller.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 struct Caller {
     /// From when on all of it is as good as nothing.
     expires: Micros,
@@ -109,7 +110,7 @@ impl MemoryStore {
             let mut overflow = self.overflow.lock();
             return (overflow.entry(charge.plan.into()).or_default().decide(charge, now), Place::Overflow);
         }
-        let mut caller = Caller::default();
+        let mut caller = self.newcomer(charge.plan, now);
         let decision = caller.decide(charge, now);
         if decision.allowed && !charge.rules.is_empty() {
             shard.callers.insert(charge.caller.into(), caller);
@@ -158,6 +159,22 @@ impl MemoryStore {
     fn shard(&self, caller: &str) -> &Mutex<Shard> {
         // The remainder is below 64, whatever `usize` is.
         &self.shards[usize::try_from(self.hasher.hash_one(caller) % SHARDS as u64).unwrap_or(0)]
+    }
+
+    /// What a caller begins with that gets an entry of its own.
+    fn newcomer(&self, plan: &str, now: Micros) -> Caller {
+        if self.overflowed() == 0 {
+            return Caller::default();
+        }
+        let mut overflow = self.overflow.lock();
+        match overflow.get(plan) {
+            Some(shared) if shared.expires > now => shared.clone(),
+            Some(_) => {
+                overflow.remove(plan);
+                Caller::default()
+            }
+            None => Caller::default(),
+        }
     }
 
     fn has_room(&self, shard: &mut Shard, now: Micros) -> bool {
@@ -296,6 +313,25 @@ mod tests {
         (0..SHARDS).for_each(|turn| store.sweep(turn));
         assert_eq!(store.callers(), 0);
         assert!(ask("c") && ask("c") && !ask("c"));
+    }
+
+    #[test]
+    fn a_caller_that_leaves_the_shared_allowance_wins_no_second_one() {
+        let clock = Arc::new(ManualClock::at(1));
+        let store = MemoryStore::new(1, clock.clone());
+        let rules = rules(2);
+        let ask = |caller| store.decide_now(charge(caller, &rules)).allowed;
+        let sweep = || (0..SHARDS).for_each(|turn| store.sweep(turn));
+        assert!(ask("a"));
+        clock.advance(Duration::from_millis(500));
+        assert!(ask("b") && ask("b") && !ask("b"));
+        // a has expired and left room, and what b has used still counts.
+        clock.advance(Duration::from_millis(600));
+        sweep();
+        assert!(!ask("b"));
+        clock.advance(Duration::from_millis(400));
+        assert!(ask("b") && ask("b") && !ask("b"));
+        assert_eq!(store.callers(), 1);
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The real `tollgate`, started on free ports.
 
+use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
-use std::process::Command;
+use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -231,6 +232,51 @@ impl Drop for Gateway {
         if std::thread::panicking() {
             super::say(&format!("gateway on {}:\n{}", self.public, self.process.excerpt()));
         }
+    }
+}
+
+/// A gateway whose standard error nobody reads once it listens. Ended with the test.
+#[derive(Debug)]
+pub(crate) struct Unread {
+    child: Child,
+    public: SocketAddr,
+    /// The end that is not read; `None` when it is closed.
+    _messages: Option<BufReader<ChildStderr>>,
+    _directory: TempDir,
+}
+
+impl Unread {
+    /// Starts it, reads until it listens, and then stops reading: the pipe fills up, or, when `closed`, breaks.
+    #[track_caller]
+    pub(crate) fn start(config: &Config, closed: bool) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("tollgate.toml");
+        std::fs::write(&file, config.text()).unwrap();
+        let mut command = tollgate();
+        command.args(["serve", "-c"]).arg(&file).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut messages = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        let public = loop {
+            line.clear();
+            assert!(messages.read_line(&mut line).unwrap() > 0, "the gateway ended before it listened");
+            if let Some((public, _)) = listening(&line) {
+                break public;
+            }
+        };
+        Self { child, public, _messages: (!closed).then_some(messages), _directory: directory }
+    }
+
+    /// A new connection to the public listener.
+    pub(crate) fn connect(&self) -> Connection {
+        Connection::open(self.public)
+    }
+}
+
+impl Drop for Unread {
+    fn drop(&mut self) {
+        self.child.kill().ok();
+        self.child.wait().ok();
     }
 }
 

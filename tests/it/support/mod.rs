@@ -24,7 +24,7 @@ use std::time::{Duration, Instant};
 pub(crate) use backend::Backend;
 pub(crate) use client::{Answer, Connection, Request};
 pub(crate) use config::{Config, sha256_hex};
-pub(crate) use gateway::{Finished, Gateway, run, tollgate};
+pub(crate) use gateway::{Finished, Gateway, Unread, run, tollgate};
 pub(crate) use prometheus::{Prometheus, Sample};
 pub(crate) use redis::{Cluster, Redis};
 pub(crate) use store::{Store, for_every_store};
