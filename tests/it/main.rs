@@ -10,6 +10,7 @@
 //! | `framing` | message boundaries, hop-by-hop fields, `Host`, methods that are not served |
 //! | `answers` | rate-limit fields, `Retry-After`, problem documents, request ids |
 //! | `mistakes` | configurations that must be refused |
+//! | `slots` | requests in flight, calendar quotas |
 //! | `redis` | keys, expiry, scripts, restart, cluster |
 //! | `outage` | Redis absent, refusing, frozen |
 //! | `observing` | metrics, access log, no credential anywhere |
@@ -46,5 +47,6 @@ mod outage;
 mod paths;
 mod proxying;
 mod redis;
+mod slots;
 mod support;
 mod tidy;
