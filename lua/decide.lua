@@ -43,5 +43,14 @@ if fits then
     local remaining, next = rules[i].algorithm.charge(key, states[i], rules[i], cost)
     reply[3 * i], reply[3 * i + 1] = remaining, next
   end
+else
+  -- Nothing is charged. But a limit that was edited may count for longer than its key was to live, and a key that ends
+  -- early forgets.
+  for i, key in ipairs(KEYS) do
+    local ends = states[i] and rules[i].algorithm.ends(states[i], rules[i]) or now
+    if ends > now and redis.call('PTTL', key) < (ends - now) / 1000 then
+      expire(key, ends)
+    end
+  end
 end
 return reply

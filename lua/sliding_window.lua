@@ -375,3 +375,11 @@ function sliding_window.charge(key, log, rule, cost)
   local fresh = { key = key, bytes = '', width = rule.grain, base = now, newest = 0, total = 0 }
   return buckets_charge(log or fresh, rule, cost)
 end
+
+-- When the last admission no longer counts.
+function sliding_window.ends(log, rule)
+  if rule.form == 'w' then
+    return log.base + log.newest * log.tick + rule.per
+  end
+  return log.base + (math.floor(log.newest / log.width) + COUNTED) * log.width
+end

@@ -68,3 +68,8 @@ function token_bucket.charge(key, bucket, rule, cost)
   write_bucket(key, rule, level)
   return standing(level, rule)
 end
+
+-- When the bucket is full again.
+function token_bucket.ends(bucket, rule)
+  return now + math.ceil((rule.burst * rule.unit - level_now(bucket, rule)) / rule.rate)
+end

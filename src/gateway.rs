@@ -12,8 +12,9 @@ use std::time::Duration;
 use actix_http::{HttpService, Protocol};
 use actix_rt::net::TcpStream;
 use actix_service::{IntoServiceFactory as _, ServiceFactoryExt as _, fn_service, map_config};
+use actix_web::body::{BodySize, MessageBody as _};
 use actix_web::dev::{AppConfig, Server};
-use actix_web::http::header;
+use actix_web::http::{ConnectionType, Version, header};
 use actix_web::web::{self, Data, Payload};
 use actix_web::{App, HttpRequest, HttpResponse};
 
@@ -229,6 +230,12 @@ async fn forward(
             (Rejection::Upstream(failure).reply(&admitted.request_id), begun.elapsed())
         }
     };
+    if request.version() < Version::HTTP_11 && response.body().size() == BodySize::Stream {
+        // HTTP/1.0 knows no chunks (RFC 9112, 6.1): there, the end of the connection is the end of the body.
+        let head = response.head_mut();
+        head.no_chunking(true);
+        head.set_connection_type(ConnectionType::Close);
+    }
     response.extensions_mut().insert(UpstreamTime(time));
     response
 }

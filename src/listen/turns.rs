@@ -19,6 +19,7 @@ use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
+use smallvec::SmallVec;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
@@ -220,10 +221,7 @@ enum Part {
 
 /// The beginning of the line being read: more than any name or value that matters here.
 #[derive(Debug, Default)]
-struct Line {
-    start: smallvec::SmallVec<[u8; LINE_START]>,
-    length: usize,
-}
+struct Line(SmallVec<[u8; LINE_START]>);
 
 /// `Transfer-Encoding`, `Content-Length: ` and the digits of any length.
 const LINE_START: usize = 128;
@@ -299,14 +297,13 @@ impl Scanner {
 
 impl Line {
     fn push(&mut self, bytes: &[u8]) {
-        let room = LINE_START - self.start.len();
-        self.start.extend_from_slice(&bytes[..bytes.len().min(room)]);
-        self.length += bytes.len();
+        let room = LINE_START - self.0.len();
+        self.0.extend_from_slice(&bytes[..bytes.len().min(room)]);
     }
 
     /// The line, or the beginning of a long one, without its end.
     fn text(&self) -> &[u8] {
-        let text = self.start.strip_suffix(b"\n").unwrap_or(&self.start);
+        let text = self.0.strip_suffix(b"\n").unwrap_or(&self.0);
         text.strip_suffix(b"\r").unwrap_or(text)
     }
 }

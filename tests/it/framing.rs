@@ -382,3 +382,19 @@ fn a_later_head_has_as_little_time_as_the_first() {
     connection.answer("GET").expect(408);
     assert_eq!(connection.rest_until_closed(CLOSING), b"");
 }
+
+#[test]
+fn an_http_1_0_client_gets_no_chunks() {
+    // It would take the sizes of the chunks for a part of the body; RFC 9112, 6.1.
+    let backend = Backend::answering(|_| {
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n".to_vec()
+    });
+    let gateway = Gateway::start(&Config::shared(&backend));
+    for keep in ["", "Connection: keep-alive\r\n"] {
+        let request = format!("GET / HTTP/1.0\r\nHost: a.test\r\nX-Api-Key: k-pro-1\r\n{keep}\r\n");
+        let answer = gateway.raw(request.as_bytes()).rest_until_closed(CLOSING);
+        let answer = String::from_utf8(answer).unwrap().to_ascii_lowercase();
+        assert!(answer.ends_with("\r\n\r\nhello"), "{answer:?}");
+        assert!(!answer.contains("transfer-encoding") && !answer.contains("keep-alive"), "{answer:?}");
+    }
+}

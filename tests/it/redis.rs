@@ -301,3 +301,28 @@ fn a_cluster_gives_each_caller_exactly_its_limit() {
         }
     }
 }
+
+#[test]
+fn a_window_that_was_made_longer_keeps_what_it_counts() {
+    // A refusal named the end of the longer window, and the key ended with the shorter one: a whole new allowance.
+    let backend = Backend::ok();
+    let redis = Redis::start();
+    let limits = |per: &str| {
+        let bucket =
+            format!(r#"{{ name = "bucket", limit = 5, per = "{per}", algorithm = "token_bucket" }}"#);
+        let large = format!(r#"{{ name = "large", limit = 20000, per = "{per}" }}"#);
+        format!(r#"{{ name = "window", limit = 5, per = "{per}" }}, {bucket}, {large}"#)
+    };
+    let with = |per: &str| {
+        let config = Config::open(&backend).plan("edited", &limits(per)).key("k", "one", "edited");
+        Gateway::start(&config.table(&strict(&redis)))
+    };
+    let before = with("20s");
+    assert_eq!(before.exhaust("/x", "k").0, 5);
+    drop(before);
+    with("10m").get("/x").key("k").send().expect(429);
+    for key in redis.keys() {
+        let lifetime = redis.number(&["PTTL", &key]);
+        assert!(lifetime > 60_000, "{key} ends in {lifetime} ms");
+    }
+}
