@@ -29,3 +29,8 @@ function concurrency.charge(key, taken, rule)
   expire(key, now + rule.lease)
   return math.max(rule.limit - taken - 1, 0), 0
 end
+
+-- A refusal takes no slot, so the leases end when they would have.
+function concurrency.ends()
+  return now
+end

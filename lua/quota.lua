@@ -52,3 +52,8 @@ function quota.charge(key, used, rule, cost)
   expire(key, rule.finish)
   return quota_standing(units, rule)
 end
+
+-- When the period is over.
+function quota.ends(_, rule)
+  return rule.finish
+end

@@ -1,5 +1,5 @@
--- Renews a lease that is still held, in all the sets that it stands in. A lease that has been cleared away stays away: its
--- slot may be somebody else's by now.
+-- Renews a lease that is still held, in all the sets that it stands in. A lease that has been cleared away stays away:
+-- its slot may be somebody else's by now.
 --
 -- KEYS  the sets
 -- ARGV  the lease's id, its length in microseconds
