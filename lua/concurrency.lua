@@ -1,5 +1,5 @@
--- Requests in flight: a sorted set of leases, each with the moment at which it ends if nobody renews it. A gateway that is
--- killed leaves its slots to that moment and no longer.
+-- Requests in flight: a sorted set of leases, each with the moment at which it ends if nobody renews it. A gateway that
+-- is killed leaves its slots taken until that moment and no longer.
 --
 -- The key has a name of its own (`...:leases`), so that no string of another algorithm is ever met here.
 
