@@ -14,8 +14,7 @@ local function number()
   return tonumber(argument())
 end
 
-local function rule()
-  local form = argument()
+local function rule_of(form)
   if form == 't' then
     return { form = form, algorithm = token_bucket, burst = number(), unit = number(), rate = number() }
   elseif form == 'q' then
@@ -31,17 +30,21 @@ local cost = number()
 local rules, states, reply = {}, {}, { now }
 local fits = true
 for i, key in ipairs(KEYS) do
-  rules[i] = rule()
+  local form = argument()
+  rules[i] = rule_of(string.sub(form, 1, 1))
+  rules[i].shadow = #form > 1
   local algorithm = rules[i].algorithm
   states[i] = algorithm.open(key, rules[i])
   local wait, remaining, next = algorithm.judge(states[i], rules[i], cost)
   reply[3 * i - 1], reply[3 * i], reply[3 * i + 1] = wait, remaining, next
-  fits = fits and wait == 0
+  fits = fits and (wait == 0 or rules[i].shadow)
 end
 if fits then
   for i, key in ipairs(KEYS) do
-    local remaining, next = rules[i].algorithm.charge(key, states[i], rules[i], cost)
-    reply[3 * i], reply[3 * i + 1] = remaining, next
+    if reply[3 * i - 1] == 0 then
+      local remaining, next = rules[i].algorithm.charge(key, states[i], rules[i], cost)
+      reply[3 * i], reply[3 * i + 1] = remaining, next
+    end
   end
 else
   -- Nothing is charged. But a limit that was edited may count for longer than its key was to live, and a key that ends

@@ -122,6 +122,7 @@ impl Record {
     /// The limiter has answered.
     pub fn ruled(&mut self, ruling: Ruling, passed: bool) {
         self.outcome = match (&ruling.decision, passed) {
+            (Some(decision), true) if decision.would_refuse().is_some() => Outcome::WouldDeny,
             (_, true) => Outcome::Allowed,
             (Some(_), false) => Outcome::Denied,
             (None, false) => Outcome::Undecided,
@@ -148,7 +149,7 @@ impl Record {
     fn exchange(&self) -> Exchange<'_> {
         let ruling = self.ruling.as_ref();
         let decision = ruling.and_then(|ruling| ruling.decision.as_ref());
-        let refusing = decision.and_then(Decision::binding);
+        let refusing = decision.and_then(|decision| decision.binding().or_else(|| decision.would_refuse()));
         let limit = refusing.and_then(|index| self.offer.as_ref()?.rules.get(index));
         let upstream = self.route.as_ref().and_then(|route| route.upstream.as_deref());
         Exchange {

@@ -297,6 +297,7 @@ impl LogSection {
 pub(super) struct PlanSection {
     pub(super) name: String,
     pub(super) on_failure: Field<OnFailure>,
+    pub(super) enforce: Field<Enforce>,
     pub(super) limits: Vec<LimitSection>,
     pub(super) routes: Vec<PlanRouteSection>,
 }
@@ -314,6 +315,7 @@ impl PlanSection {
         let section = Self {
             name,
             on_failure: table.get("on_failure", choice(ON_FAILURE, &[])),
+            enforce: table.get("enforce", choice(ENFORCE, &[])),
             limits: read_limits(&mut table),
             routes: read_named(&mut table, "routes", PlanRouteSection::read),
         };
@@ -340,6 +342,19 @@ fn read_limits(table: &mut Table<'_>) -> Vec<LimitSection> {
     tables.unwrap_or_default().into_iter().map(LimitSection::read).collect()
 }
 
+/// Whether a limit refuses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Enforce {
+    On,
+    /// It counts what it would refuse.
+    Shadow,
+    /// It is not there.
+    Off,
+}
+
+const ENFORCE: &[(&str, Enforce)] =
+    &[("on", Enforce::On), ("shadow", Enforce::Shadow), ("off", Enforce::Off)];
+
 /// How a limit counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AlgorithmWord {
@@ -361,6 +376,7 @@ pub(super) struct LimitSection {
     pub(super) unit: Field<Unit>,
     pub(super) zone: Field<String>,
     pub(super) burst: Field<NonZeroU64>,
+    pub(super) enforce: Field<Enforce>,
 }
 
 impl LimitSection {
@@ -379,6 +395,7 @@ impl LimitSection {
             name: table.require("name", name),
             algorithm,
             limit: table.require("limit", limit),
+            enforce: table.get("enforce", choice(ENFORCE, &[])),
             per: None,
             unit: None,
             zone: None,

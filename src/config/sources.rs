@@ -133,6 +133,9 @@ impl Layers {
 
     fn add_file(&mut self, path: &Path, notes: &Notes) {
         self.files.push(path.to_owned());
+        if let Err(error) = path.metadata() {
+            return self.fail(path, Fault::new(format!("cannot be read: {error}")), notes);
+        }
         let Some(format) = format::Format::of(path) else {
             let fault = Fault::new("is of an unknown kind").hint("name it .toml, .yaml, .yml or .json");
             return self.fail(path, fault, notes);

@@ -329,7 +329,7 @@ fn the_built_in_defaults_are_those_of_the_documentation() {
     assert_eq!(settings.store.max_callers, 1_000_000);
     assert_eq!(settings.headers, HeaderStyle::Draft11);
     assert!(settings.log.access);
-    assert_eq!(settings.log.level, "info,actix_server=warn");
+    assert_eq!(settings.log.level, "info,actix_server=warn,actix_http=off");
     let upstream = &settings.upstreams[0];
     assert!(!upstream.preserve_host);
     assert_eq!(upstream.connect_timeout, Duration::from_secs(1));

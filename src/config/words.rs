@@ -120,8 +120,31 @@ pub(super) fn header(value: Scalar<'_>) -> Result<HeaderName, Fault> {
     if name == AUTHORIZATION {
         return Err(Fault::new("carries a scheme before the key").hint("write bearer = true instead"));
     }
+    if TAKEN.contains(&name.as_str()) || name.as_str().starts_with("x-forwarded-") {
+        return Err(
+            Fault::new("already says something else in every request").hint("for example \"x-api-key\"")
+        );
+    }
     Ok(name)
 }
+
+/// Header fields that HTTP or the proxies in front write; a key cannot stand in one of them.
+const TAKEN: &[&str] = &[
+    "connection",
+    "content-length",
+    "content-type",
+    "cookie",
+    "expect",
+    "forwarded",
+    "host",
+    "keep-alive",
+    "proxy-authorization",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "x-request-id",
+];
 
 /// An address to listen on.
 pub(super) fn listen(value: Scalar<'_>) -> Result<SocketAddr, Fault> {

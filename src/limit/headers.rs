@@ -29,7 +29,7 @@ const SECOND: Micros = 1_000_000;
 /// `w` is whole seconds in the draft; a window of, say, 1500 ms has none.
 #[must_use]
 pub fn policy(rules: &[Rule]) -> String {
-    list(rules, |text, rule| {
+    list(rules.iter().filter(|rule| !rule.shadow), |text, rule| {
         let (limit, per) = quota(rule);
         if rule.lends_slots() {
             write!(text, "\"{}\";q={limit};qu=\"concurrent-requests\"", rule.name)
@@ -45,7 +45,8 @@ pub fn policy(rules: &[Rule]) -> String {
 /// when nothing is used.
 #[must_use]
 pub fn state(rules: &[Rule], decision: &Decision) -> String {
-    list(rules.iter().zip(&decision.states), |text, (rule, state)| match state.next {
+    let states = rules.iter().zip(&decision.states).filter(|(rule, _)| !rule.shadow);
+    list(states, |text, (rule, state)| match state.next {
         0 => write!(text, "\"{}\";r={}", rule.name, state.remaining),
         next => write!(text, "\"{}\";r={};t={}", rule.name, state.remaining, seconds(next)),
     })
@@ -65,7 +66,9 @@ pub struct Tightest {
 /// The limit that refuses, else the one with the least left; `None` without limits.
 #[must_use]
 pub fn tightest(rules: &[Rule], decision: &Decision) -> Option<Tightest> {
-    let least = || (0..decision.states.len()).min_by_key(|&index| decision.states[index].remaining);
+    let enforced =
+        || (0..decision.states.len()).filter(|&index| rules.get(index).is_some_and(|rule| !rule.shadow));
+    let least = || enforced().min_by_key(|&index| decision.states[index].remaining);
     let index = decision.binding().or_else(least)?;
     let Standing { remaining, next, .. } = decision.states[index];
     let (limit, _) = quota(rules.get(index)?);
@@ -133,7 +136,7 @@ mod tests {
 
     fn decision(states: &[(Option<Micros>, u64, Micros)]) -> Decision {
         let states = states.iter().map(|&(wait, remaining, next)| Standing { wait, remaining, next });
-        Decision::from_states(states.collect())
+        Decision::new(states.collect(), &rules())
     }
 
     #[test]

@@ -23,6 +23,8 @@ pub struct Rule {
     pub scope: Scope,
     /// How it counts.
     pub algorithm: Algorithm,
+    /// Whether it only watches: what it would refuse is counted, and passes.
+    pub shadow: bool,
     /// Where the periods of a quota begin; `None` for the other algorithms.
     pub calendar: Option<Arc<Calendar>>,
     /// `scope:name`, the part of the store key behind the caller; `scope:name:leases` of a concurrency limit.
@@ -43,7 +45,13 @@ impl Rule {
         // Leases are kept in another kind of value than everything else, and so under another key.
         let key =
             if matches!(algorithm, Algorithm::Concurrency(_)) { format!("{scoped}:leases") } else { scoped };
-        Self { name: name.into(), scope, algorithm, calendar: None, key: key.into() }
+        Self { name: name.into(), scope, algorithm, shadow: false, calendar: None, key: key.into() }
+    }
+
+    /// The same limit, refusing nobody.
+    #[must_use]
+    pub fn in_shadow(self) -> Self {
+        Self { shadow: true, ..self }
     }
 
     /// Whether the limit lends slots, which come back when the request has ended.

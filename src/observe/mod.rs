@@ -29,7 +29,7 @@ pub struct Exchange<'a> {
     pub account: Option<&'a str>,
     /// What became of the request.
     pub outcome: Outcome,
-    /// The limit that refused, or nothing.
+    /// The limit that refused or, in shadow, would have; or nothing.
     pub limit: &'a str,
     /// Who decided.
     pub source: &'static str,
@@ -62,6 +62,8 @@ pub enum Outcome {
     Excluded,
     /// All limits agreed.
     Allowed,
+    /// All limits that are enforced agreed, and one in shadow would have refused.
+    WouldDeny,
     /// A limit refused.
     Denied,
     /// The store could not answer, and the operator had chosen to refuse then.
@@ -78,6 +80,7 @@ impl Outcome {
             Self::Unidentified => "unidentified",
             Self::Excluded => "excluded",
             Self::Allowed => "allowed",
+            Self::WouldDeny => "would_deny",
             Self::Denied => "denied",
             Self::Undecided => "undecided",
         }
@@ -87,6 +90,7 @@ impl Outcome {
     fn label(self) -> Option<&'static str> {
         match self {
             Self::Allowed => Some("allowed"),
+            Self::WouldDeny => Some("would_deny"),
             Self::Denied | Self::Undecided => Some("denied"),
             Self::Refused | Self::Unmatched | Self::Unidentified | Self::Excluded => None,
         }

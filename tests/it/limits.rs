@@ -527,3 +527,37 @@ fn never_more_in_any_window(samples: &[crate::support::load::Sample], limit: usi
         assert!(longest >= window, "{} passes within {longest:?}", limit + 1);
     }
 }
+
+for_every_store! {
+    fn a_limit_in_shadow_counts_and_refuses_nobody(store) {
+        // Envoy's shadow mode replaces the rule, so nobody sees what the live limit and the planned one say of one request.
+        let backend = Backend::ok();
+        let limits = r#"{ name = "live", limit = 5, per = "1m" },
+            { name = "planned", limit = 2, per = "1m", enforce = "shadow" },
+            { name = "retired", limit = 1, per = "1m", enforce = "off" }"#;
+        let gateway = Gateway::start(&Config::open(&backend).plan("p", limits).key("k", "one", "p").store(store));
+        let answers = [(); 6].map(|()| gateway.get("/x").key("k").send());
+        assert_eq!(answers.each_ref().map(|answer| answer.status), [200, 200, 200, 200, 200, 429]);
+        for answer in &answers {
+            assert_eq!(answer.policy("live", "q"), Some(5));
+            assert_eq!(answer.header("ratelimit-policy"), Some(r#""live";q=5;w=60"#));
+        }
+        assert_eq!(answers[5].json()["violated-policies"], serde_json::json!(["live"]));
+        let decided = |outcome, limit| {
+            let labels = [("plan", "p"), ("route", "rest"), ("outcome", outcome), ("limit", limit)];
+            gateway.metric("tollgate_decisions_total", &labels)
+        };
+        assert_eq!((decided("allowed", ""), decided("would_deny", "planned"), decided("denied", "live")), (2.0, 3.0, 1.0));
+    }
+}
+
+#[test]
+fn a_plan_in_shadow_refuses_nobody_but_what_says_otherwise() {
+    let backend = Backend::ok();
+    let plan = r#"[plans.p]
+        enforce = "shadow"
+        limits = [{ name = "soft", limit = 1, per = "1m" }, { name = "hard", limit = 3, per = "1m", enforce = "on" }]"#;
+    let gateway = Gateway::start(&Config::open(&backend).table(plan).key("k", "one", "p"));
+    let answers = [(); 4].map(|()| gateway.get("/x").key("k").send().status);
+    assert_eq!(answers, [200, 200, 200, 429]);
+}

@@ -3,7 +3,7 @@
 use super::Context;
 use crate::clock::micros;
 use crate::config::mistakes::{Fault, Place};
-use crate::config::raw::{AlgorithmWord, LimitSection, PlanRouteSection, PlanSection, Raw};
+use crate::config::raw::{AlgorithmWord, Enforce, LimitSection, PlanRouteSection, PlanSection, Raw};
 use crate::limit::algorithm::{Algorithm, Concurrency, Quota, SlidingWindow, TokenBucket, Unusable};
 use crate::limit::{Calendar, Rule, Scope};
 use crate::plan::Plan;
@@ -16,14 +16,15 @@ fn plan(section: &PlanSection, raw: &Raw, context: &Context<'_>) -> Plan {
     for route in &section.routes {
         check_route(route, &section.name, raw, context);
     }
+    let enforce = section.enforce.as_ref().map_or(Enforce::On, |written| written.value);
     let routes = section.routes.iter().map(|table| {
         let route = table.route.value.as_str();
         let scope = Scope::Route(route.into());
-        (route.into(), rules(&table.limits, &scope, context))
+        (route.into(), rules(&table.limits, &scope, enforce, context))
     });
     Plan {
         name: section.name.as_str().into(),
-        limits: rules(&section.limits, &Scope::Plan, context),
+        limits: rules(&section.limits, &Scope::Plan, enforce, context),
         routes: routes.collect(),
         on_failure: section.on_failure.as_ref().map(|written| written.value),
     }
@@ -46,7 +47,8 @@ fn check_route(table: &PlanRouteSection, plan: &str, raw: &Raw, context: &Contex
     }
 }
 
-fn rules(sections: &[LimitSection], scope: &Scope, context: &Context<'_>) -> Vec<Rule> {
+/// The limits that are there; what says nothing of its own is enforced as its plan is.
+fn rules(sections: &[LimitSection], scope: &Scope, plan: Enforce, context: &Context<'_>) -> Vec<Rule> {
     let mut names: Vec<&str> = Vec::new();
     for name in sections.iter().filter_map(|section| section.name.as_ref()) {
         if names.contains(&name.value.as_str()) {
@@ -55,7 +57,14 @@ fn rules(sections: &[LimitSection], scope: &Scope, context: &Context<'_>) -> Vec
         }
         names.push(&name.value);
     }
-    let rules = sections.iter().filter_map(|section| rule(section, scope, context));
+    let rules = sections.iter().filter_map(|section| {
+        let rule = rule(section, scope, context)?;
+        match section.enforce.as_ref().map_or(plan, |written| written.value) {
+            Enforce::On => Some(rule),
+            Enforce::Shadow => Some(rule.in_shadow()),
+            Enforce::Off => None,
+        }
+    });
     rules.collect()
 }
 

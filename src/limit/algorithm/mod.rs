@@ -94,15 +94,16 @@ pub enum Algorithm {
 
 /// Decides one request of `cost` at `now` against several limits, all or nothing.
 ///
-/// Writes how each limit stands: after the charge if all of them fit (then every `wait` is `Some(0)`), else before it,
-/// with every state as it was.
+/// Writes how each limit stands: after the charge if the request fits all of them, else before it, with every state as it
+/// was. A limit in shadow has no say: it is charged with the others if the request fits it, too.
 pub fn decide(limits: &mut [Limited<'_>], now: Micros, cost: NonZeroU64) {
     for limited in limits.iter_mut() {
         limited.algorithm.settle(limited.state, now);
         limited.standing = limited.judge(now, cost);
     }
-    if limits.iter().all(|limited| limited.standing.wait == Some(0)) {
-        for limited in limits {
+    let fits = |limited: &Limited<'_>| limited.standing.wait == Some(0);
+    if limits.iter().all(|limited| fits(limited) || limited.shadow) {
+        for limited in limits.iter_mut().filter(|limited| fits(limited)) {
             limited.standing = limited.charge(now, cost);
         }
     }
@@ -117,14 +118,16 @@ pub struct Limited<'a> {
     pub state: &'a mut State,
     /// The period of the calendar that the decision falls into, for a quota.
     pub period: Period,
+    /// Whether it only watches: it is charged when the request fits it, and refuses nobody.
+    pub shadow: bool,
     /// How it stands; written by [`decide`].
     pub standing: Standing,
 }
 
 impl<'a> Limited<'a> {
     /// A limit that is yet to be decided.
-    pub fn new(algorithm: &'a Algorithm, state: &'a mut State, period: Period) -> Self {
-        Self { algorithm, state, period, standing: Standing { wait: None, remaining: 0, next: 0 } }
+    pub fn new(algorithm: &'a Algorithm, state: &'a mut State, period: Period, shadow: bool) -> Self {
+        Self { algorithm, state, period, shadow, standing: Standing { wait: None, remaining: 0, next: 0 } }
     }
 
     fn judge(&self, now: Micros, cost: NonZeroU64) -> Standing {

@@ -19,7 +19,6 @@ use smallvec::SmallVec;
 use super::{Charge, Decision, Store, StoreError};
 use crate::clock::{Clock, Micros};
 use crate::limit::algorithm::{self, Limited, State};
-use crate::limit::rule::Rule;
 
 /// Shards of the table, each with a lock of its own.
 const SHARDS: usize = 64;
@@ -81,18 +80,18 @@ impl MemoryStore {
     #[must_use]
     pub fn admit(self: &Arc<Self>, charge: Charge<'_>) -> (Decision, Option<MemorySlots>) {
         let (decision, place) = self.decide_somewhere(charge);
-        let lent = |decision: &Decision| decision.allowed && charge.rules.iter().any(Rule::lends_slots);
-        let slots = lent(&decision).then(|| MemorySlots {
+        // A limit in shadow that had no slot free lent none.
+        let lent = charge.rules.iter().zip(&decision.states);
+        let lent =
+            lent.filter(|(rule, state)| decision.allowed && rule.lends_slots() && state.wait == Some(0));
+        let keys: SmallVec<[Arc<str>; 2]> = lent.map(|(rule, _)| Arc::clone(&rule.key)).collect();
+        let (caller, plan) = (charge.caller, charge.plan);
+        let slots = (!keys.is_empty()).then(|| MemorySlots {
             store: Arc::clone(self),
-            caller: charge.caller.into(),
-            plan: charge.plan.into(),
+            caller: caller.into(),
+            plan: plan.into(),
             place,
-            keys: charge
-                .rules
-                .iter()
-                .filter(|rule| rule.lends_slots())
-                .map(|rule| Arc::clone(&rule.key))
-                .collect(),
+            keys,
         });
         (decision, slots)
     }
@@ -235,10 +234,10 @@ impl Caller {
             .rules
             .iter()
             .zip(&mut states)
-            .map(|(rule, state)| Limited::new(&rule.algorithm, state, rule.period_of(now)))
+            .map(|(rule, state)| Limited::new(&rule.algorithm, state, rule.period_of(now), rule.shadow))
             .collect();
         algorithm::decide(&mut limits, now, charge.cost);
-        let decision = Decision::from_states(limits.iter().map(|limited| limited.standing).collect());
+        let decision = Decision::new(limits.iter().map(|limited| limited.standing).collect(), charge.rules);
         drop(limits);
         for (rule, state) in charge.rules.iter().zip(states) {
             self.expires = self.expires.max(now.saturating_add(rule.algorithm.expires_in(

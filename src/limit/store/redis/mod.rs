@@ -124,7 +124,7 @@ impl Store for RedisStore {
     async fn decide(&self, charge: Charge<'_>) -> Result<Decision, StoreError> {
         let mut link = self.connection.link().await?;
         match self.run(&mut link, charge).await {
-            Ok(value) => decision(&value, charge.rules.len()),
+            Ok(value) => decision(&value, charge.rules),
             Err(error) => {
                 if connection::is_beyond_repair(&error) {
                     self.connection.drop_link();
@@ -137,30 +137,34 @@ impl Store for RedisStore {
 
 /// The fields of a limit; `lua/README.md` names them.
 fn arguments(rule: &Rule, wall: Micros, lease: &str, command: &mut Cmd) {
+    // Behind the form, a question mark: judged and charged like any other, but it refuses nobody.
+    let shadow = usize::from(rule.shadow);
     match &rule.algorithm {
         Algorithm::SlidingWindow(window) => {
-            let form = if window.is_exact() { "w" } else { "b" };
-            command.arg(form).arg(&[window.limit().get(), window.grain(), window.per()])
+            let form = if window.is_exact() { ["w", "w?"] } else { ["b", "b?"] };
+            command.arg(form[shadow]).arg(&[window.limit().get(), window.grain(), window.per()])
         }
         Algorithm::TokenBucket(bucket) => {
-            command.arg("t").arg(&[bucket.burst().get(), bucket.unit(), bucket.rate()])
+            command.arg(["t", "t?"][shadow]).arg(&[bucket.burst().get(), bucket.unit(), bucket.rate()])
         }
-        Algorithm::Concurrency(concurrency) => {
-            command.arg("c").arg(concurrency.limit().get()).arg(clock::micros(LEASE)).arg(lease)
-        }
+        Algorithm::Concurrency(concurrency) => command
+            .arg(["c", "c?"][shadow])
+            .arg(concurrency.limit().get())
+            .arg(clock::micros(LEASE))
+            .arg(lease),
         // The gateway's clock only says which periods are near; Redis's says which of them it is.
         Algorithm::Quota(quota) => {
-            command.arg("q").arg(quota.limit().get()).arg(&rule.boundaries_around(wall).0)
+            command.arg(["q", "q?"][shadow]).arg(quota.limit().get()).arg(&rule.boundaries_around(wall).0)
         }
     };
 }
 
 /// Reads `{ now, wait, remaining, next, ... }`.
-fn decision(value: &Value, limits: usize) -> Result<Decision, StoreError> {
+fn decision(value: &Value, rules: &[Rule]) -> Result<Decision, StoreError> {
     let Value::Array(items) = value else {
         return Err(StoreError::Nonsense("not a list"));
     };
-    if items.len() != 1 + 3 * limits {
+    if items.len() != 1 + 3 * rules.len() {
         return Err(StoreError::Nonsense("a list of the wrong length"));
     }
     let numbers: SmallVec<[i64; 16]> = items[1..]
@@ -172,7 +176,7 @@ fn decision(value: &Value, limits: usize) -> Result<Decision, StoreError> {
         .collect::<Result<_, _>>()?;
     let states: Option<States> =
         numbers.chunks_exact(3).map(|state| standing(state[0], state[1], state[2])).collect();
-    states.map(Decision::from_states).ok_or(StoreError::Nonsense("a negative number"))
+    states.map(|states| Decision::new(states, rules)).ok_or(StoreError::Nonsense("a negative number"))
 }
 
 fn standing(wait: i64, remaining: i64, next: i64) -> Option<Standing> {

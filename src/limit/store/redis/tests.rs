@@ -73,7 +73,7 @@ impl Lua {
         let mut command = self.store.call(self.store.script.by_source(), charge, wall);
         command.arg(now);
         let value: Value = command.query(&mut self.connection).unwrap();
-        decision(&value, charge.rules.len()).unwrap()
+        decision(&value, charge.rules).unwrap()
     }
 }
 
@@ -107,6 +107,11 @@ fn tables() -> Vec<Vec<Rule>> {
         vec![window("c", 200, 60 * SECOND), window("d", 1, 400 * day)],
         vec![quota("q", 30, Unit::Day, "Europe/Berlin"), window("a", 100, 10 * SECOND)],
         vec![quota("q", 60, Unit::Day, "Europe/Berlin"), quota("m", 500, Unit::Month, "UTC")],
+        vec![
+            window("a", 5, SECOND).in_shadow(),
+            bucket("b", 5, SECOND, 10),
+            window("c", 40, day).in_shadow(),
+        ],
     ]
 }
 
@@ -137,7 +142,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         25 => (pause, cost).prop_map(|(pause, cost)| Step::Ask { pause, cost }),
         8 => (-1i64..2).prop_map(|late| Step::ComeBack { late }),
-        1 => (0usize..8).prop_map(Step::Edit),
+        1 => (0usize..9).prop_map(Step::Edit),
     ]
 }
 
@@ -148,7 +153,7 @@ fn lua_and_rust_agree_on_random_traces() {
     let tables = tables();
     let mut config = ProptestConfig::with_cases(200);
     config.failure_persistence = None;
-    let traces = (0usize..8, prop::collection::vec(step(), 1..150));
+    let traces = (0usize..9, prop::collection::vec(step(), 1..150));
     proptest!(config, |((first, trace) in traces)| {
         let mut lua = lua.borrow_mut();
         ::redis::cmd("FLUSHALL").exec(&mut lua.connection).unwrap();
@@ -194,9 +199,10 @@ fn lua_and_rust_agree_on_a_long_busy_ring() {
 
 #[test]
 fn nonsense_is_a_store_failure_and_never_a_decision() {
+    let rules = [window("a", 3, SECOND)];
     let list = |items: &[i64]| Value::Array(items.iter().copied().map(Value::Int).collect());
-    assert!(decision(&list(&[1, 0, 5, 9]), 1).is_ok());
+    assert!(decision(&list(&[1, 0, 5, 9]), &rules).is_ok());
     for nonsense in [Value::Nil, Value::Okay, list(&[1, 0, 5]), list(&[1, -2, 5, 9]), list(&[1, 0, -1, 0])] {
-        assert!(matches!(decision(&nonsense, 1), Err(StoreError::Nonsense(_))), "{nonsense:?}");
+        assert!(matches!(decision(&nonsense, &rules), Err(StoreError::Nonsense(_))), "{nonsense:?}");
     }
 }
