@@ -17,7 +17,7 @@ use connection::{Connection, Link};
 pub use connection::{OpenError, Topology};
 pub use leases::RedisSlot;
 use leases::{LEASE, Leases};
-use script::Script;
+use script::Deciding;
 
 use super::{Charge, Decision, Store, StoreError};
 use crate::clock::{self, Micros};
@@ -40,7 +40,7 @@ pub struct RedisSettings {
 pub struct RedisStore {
     connection: Rc<Connection>,
     leases: Rc<Leases>,
-    script: Script,
+    scripts: Deciding,
     prefix: Box<str>,
 }
 
@@ -53,7 +53,7 @@ impl RedisStore {
     pub fn new(settings: &RedisSettings) -> Result<Self, OpenError> {
         let connection = Rc::new(Connection::new(&settings.topology, settings.budget)?);
         let leases = Leases::new(Rc::clone(&connection));
-        Ok(Self { connection, leases, script: Script::deciding(), prefix: settings.prefix.as_str().into() })
+        Ok(Self { connection, leases, scripts: Deciding::new(), prefix: settings.prefix.as_str().into() })
     }
 
     /// Begins to connect, so that the first request need not wait for it. Only inside of a worker's runtime.
@@ -107,12 +107,13 @@ impl RedisStore {
 
     async fn run(&self, link: &mut Link, charge: Charge<'_>) -> Result<Value, RedisError> {
         let wall = clock::wall_micros();
-        let by_hash = self.call(self.script.by_hash(), charge, wall);
+        let script = self.scripts.script_for(charge.rules);
+        let by_hash = self.call(script.by_hash(), charge, wall);
         match link.ask(&by_hash).await {
             // The script cache is volatile: a restart, a failover or SCRIPT FLUSH empties it. The source heals it in the
             // same request, on the node that lacks it.
             Err(error) if script::is_missing(&error) => {
-                let by_source = self.call(self.script.by_source(), charge, wall);
+                let by_source = self.call(script.by_source(), charge, wall);
                 link.ask(&by_source).await
             }
             answer => answer,

@@ -63,14 +63,15 @@ impl Lua {
         let topology = Topology::Standalone("redis://127.0.0.1:1".into());
         let settings = RedisSettings { topology, budget: Duration::ZERO, prefix: "test".to_owned() };
         let mut store = RedisStore::new(&settings).unwrap();
-        store.script = Script::for_tests();
+        store.scripts = Deciding::for_tests();
         Self { connection: server.connect(), store }
     }
 
     fn decide(&mut self, charge: Charge<'_>, now: Micros) -> Decision {
         // The gateway's clock may be wrong by less than a period.
         let wall = now + 7 * 3_600 * SECOND;
-        let mut command = self.store.call(self.store.script.by_source(), charge, wall);
+        let mut command =
+            self.store.call(self.store.scripts.script_for(charge.rules).by_source(), charge, wall);
         command.arg(now);
         let value: Value = command.query(&mut self.connection).unwrap();
         decision(&value, charge.rules).unwrap()
