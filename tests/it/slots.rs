@@ -226,5 +226,6 @@ fn a_killed_gateway_gives_its_slots_back_within_the_lease() {
     // And nothing is left behind for ever.
     let Store::Redis(redis) = &store else { unreachable!("it was made above") };
     let lifetime = redis.number(&["PTTL", "tollgate:{acct.one}:plan:inflight:leases"]);
-    assert!((-2..=10_001).contains(&lifetime), "{lifetime}");
+    // The lease, and a little for the rounding of both clocks.
+    assert!((-2..=10_100).contains(&lifetime), "{lifetime}");
 }
