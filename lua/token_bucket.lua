@@ -6,11 +6,6 @@ local BUCKET, BUCKET_BYTE = '>BBddd', string.byte('t')
 
 local token_bucket = {}
 
-local function write_bucket(key, rule, level)
-  redis.call('SET', key, struct.pack(BUCKET, VERSION, BUCKET_BYTE, rule.unit, level, now))
-  expire(key, now + math.ceil((rule.burst * rule.unit - level) / rule.rate))
-end
-
 local function level_now(bucket, rule)
   local full = rule.burst * rule.unit
   if not bucket then
@@ -28,6 +23,16 @@ local function level_now(bucket, rule)
   return level + elapsed * rule.rate
 end
 
+-- When a bucket of this level is full again.
+local function full_at(level, rule)
+  return now + math.ceil((rule.burst * rule.unit - level) / rule.rate)
+end
+
+local function write_bucket(key, unit, level, ends)
+  redis.call('SET', key, struct.pack(BUCKET, VERSION, BUCKET_BYTE, unit, level, now))
+  expire(key, ends)
+end
+
 -- Reads the bucket. Where Redis's clock has stepped back it is written back at once, charge or not: nothing is credited
 -- for the step, and refilling goes on from now.
 function token_bucket.open(key, rule)
@@ -39,7 +44,8 @@ function token_bucket.open(key, rule)
   local bucket = { unit = unit, level = level, stamp = stamp }
   if stamp > now then
     bucket.stamp = now
-    write_bucket(key, rule, level_now(bucket, rule))
+    -- The level stays in the units it was written in: what an edited limit makes of it is not for ever.
+    write_bucket(key, unit, level, full_at(level_now(bucket, rule), rule))
   end
   return bucket
 end
@@ -65,11 +71,11 @@ end
 -- Returns remaining, next.
 function token_bucket.charge(key, bucket, rule, cost)
   local level = level_now(bucket, rule) - cost * rule.unit
-  write_bucket(key, rule, level)
+  write_bucket(key, rule.unit, level, full_at(level, rule))
   return standing(level, rule)
 end
 
 -- When the bucket is full again.
 function token_bucket.ends(bucket, rule)
-  return now + math.ceil((rule.burst * rule.unit - level_now(bucket, rule)) / rule.rate)
+  return full_at(level_now(bucket, rule), rule)
 end

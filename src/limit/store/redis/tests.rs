@@ -182,6 +182,26 @@ fn lua_and_rust_agree_on_random_traces() {
     });
 }
 
+/// The clock stepped back while an edit was in force, and the call was refused: Redis then kept the level as the edited
+/// limit saw it, cut to whole units, and the old limit found less than it had left.
+#[test]
+fn a_step_back_under_an_edited_limit_leaves_the_level_as_it_was() {
+    let server = Server::start();
+    let mut lua = Lua::new(&server);
+    let begin = 1_764_000_000_000_000;
+    let clock = Arc::new(ManualClock::at(begin));
+    let memory = MemoryStore::new(10, clock.clone());
+    let written = [bucket("b", 7, 3 * SECOND, 4)];
+    let edited = [bucket("b", 5, SECOND, 30)];
+    // Behind the second call the level is a fraction of a unit above a whole one.
+    let steps = [(0, &written, 1), (1, &written, 1), (0, &edited, 31), (1, &written, 1)];
+    for (after, rules, cost) in steps {
+        clock.set(begin + after);
+        let charge = Charge::new("acct.a", "plan", rules, n(cost));
+        assert_eq!(memory.decide_now(charge), lua.decide(charge, begin + after), "after {after} us");
+    }
+}
+
 /// A ring whose oldest entries wrap around its end, grows and shrinks, at the largest exact limit.
 #[test]
 fn lua_and_rust_agree_on_a_long_busy_ring() {
