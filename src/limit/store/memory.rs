@@ -167,12 +167,13 @@ impl MemoryStore {
         }
         let mut overflow = self.overflow.lock();
         match overflow.get(plan) {
-            Some(shared) if shared.expires > now => shared.clone(),
-            Some(_) => {
+            Some(shared) if shared.expires > now => shared.without_slots(),
+            // Slots that are lent come back to this entry, so it stays for as long as there are any.
+            Some(shared) if !shared.holds_slots() => {
                 overflow.remove(plan);
                 Caller::default()
             }
-            None => Caller::default(),
+            Some(_) | None => Caller::default(),
         }
     }
 
@@ -248,6 +249,13 @@ impl Caller {
             self.put(&rule.key, state);
         }
         decision
+    }
+
+    /// The same usage for somebody else. Slots stay behind: whoever holds one gives it back where it was lent.
+    fn without_slots(&self) -> Self {
+        let mut other = self.clone();
+        other.limits.retain(|(_, state)| state.slots() == 0);
+        other
     }
 
     fn holds_slots(&self) -> bool {
@@ -331,6 +339,36 @@ mod tests {
         clock.advance(Duration::from_millis(400));
         assert!(ask("b") && ask("b") && !ask("b"));
         assert_eq!(store.callers(), 1);
+    }
+
+    /// A caller who left the shared allowance took a copy of the slots that others held in it, and nobody gave those back.
+    #[test]
+    fn leaving_the_shared_allowance_takes_no_slot_along() {
+        use crate::limit::algorithm::Concurrency;
+        let clock = Arc::new(ManualClock::at(1));
+        let store = Arc::new(MemoryStore::new(1, clock.clone()));
+        let slots = Concurrency::new(NonZeroU64::new(1).unwrap()).unwrap();
+        let window = SlidingWindow::new(NonZeroU64::new(100).unwrap(), 10_000_000).unwrap();
+        let short = rules(1);
+        let both = [
+            Rule::new("inflight", Scope::Plan, Algorithm::Concurrency(slots)),
+            Rule::new("ten", Scope::Plan, Algorithm::SlidingWindow(window)),
+        ];
+        assert!(store.decide_now(charge("a", &short)).allowed);
+        // The table is full: b holds its slot in the shared entry.
+        let (_, held) = store.admit(charge("b", &both));
+        assert!(held.is_some());
+        // There is room again, and c takes the shared usage over, but not the slot of b.
+        clock.advance(Duration::from_secs(2));
+        (0..SHARDS).for_each(|turn| store.sweep(turn));
+        let (decision, own) = store.admit(charge("c", &both));
+        assert!(decision.allowed);
+        drop((held, own));
+        for caller in ["b", "c"] {
+            clock.advance(Duration::from_secs(20));
+            (0..SHARDS).for_each(|turn| store.sweep(turn));
+            assert!(store.admit(charge(caller, &both)).0.allowed, "{caller}");
+        }
     }
 
     #[test]
