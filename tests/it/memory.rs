@@ -54,17 +54,22 @@ fn a_gibibyte_up_is_not_kept() {
     assert_eq!(backend.last().ending, Ending::Complete);
 }
 
-#[test]
-fn a_gibibyte_down_is_not_kept() {
-    // Must show: an answer read faster than the client takes it piles up in between.
-    let backend = Backend::with(|request, stream| {
+/// An upstream that answers `/x` with a gibibyte, as fast as it is taken.
+fn gibibyte_at_x() -> Backend {
+    Backend::with(|request, stream| {
         let length = if request.target() == "/x" { GIB } else { 0 };
         stream.write_all(&head("200 OK", &[("Content-Length", &length.to_string())]))?;
         for _ in 0..length / PIECE.len() as u64 {
             stream.write_all(&PIECE)?;
         }
         Ok(After::Keep)
-    });
+    })
+}
+
+#[test]
+fn a_gibibyte_down_is_not_kept() {
+    // Must show: an answer read faster than the client takes it piles up in between.
+    let backend = gibibyte_at_x();
     let gateway = gateway(&backend);
     moves_little(&gateway, || {
         let mut connection = gateway.raw(&Request::get("/x").key("k").to_bytes());
@@ -80,14 +85,7 @@ fn a_gibibyte_down_is_not_kept() {
 #[test]
 fn a_client_that_reads_nothing_fills_no_memory() {
     // Must show: back-pressure; without it a stalled client costs as much memory as the upstream has to send.
-    let backend = Backend::with(|request, stream| {
-        let length = if request.target() == "/x" { GIB } else { 0 };
-        stream.write_all(&head("200 OK", &[("Content-Length", &length.to_string())]))?;
-        for _ in 0..length / PIECE.len() as u64 {
-            stream.write_all(&PIECE)?;
-        }
-        Ok(After::Keep)
-    });
+    let backend = gibibyte_at_x();
     let gateway = gateway(&backend);
     moves_little(&gateway, || {
         let stalled = gateway.raw(&Request::get("/x").key("k").to_bytes());
