@@ -56,7 +56,7 @@ async fn main() {
     };
     let topology = Topology::Standalone(url.into());
     let settings = RedisSettings { topology, budget: Duration::from_secs(5), prefix: "bench".to_owned() };
-    let store = RedisStore::new(&settings).unwrap();
+    let store = RedisStore::new(&settings, std::sync::Arc::default()).unwrap();
 
     println!("{:34}{:>12}{:>12}{:>14}", "limits", "us a pass", "us a denial", "bytes a caller");
     for limit in [100, 1_000, 10_000] {

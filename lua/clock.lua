@@ -3,13 +3,8 @@
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 
--- Numbers go to Redis as plain digits: some versions would write 200000000 as 2e+08.
-local function integer(number)
-  return string.format('%.0f', number)
-end
-
 -- Every key ends when nothing in it counts any more. The time is absolute, from the same clock as the decision: a
 -- relative one would be counted from a moment that may lie a little earlier, and a key that ends early forgets.
 local function expire(key, at)
-  redis.call('PEXPIREAT', key, integer(math.ceil(at / 1000) + 1))
+  redis.call('PEXPIREAT', key, string.format('%d', math.ceil(at / 1000) + 1))
 end

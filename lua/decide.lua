@@ -2,58 +2,79 @@
 -- all charged. One script call is one atomic step, so no other request comes between the two rounds.
 --
 -- KEYS  one per limit, all with the same hash tag
--- ARGV  cost, then the fields of each limit (see README.md)
+-- ARGV  cost, the moment after which nobody waits for the answer (0: for ever), then the fields of each limit: a
+--       letter for its form with, behind it, how it takes part ('' enforced, '?' it only watches, '~' one of the
+--       candidates, which are charged all together or not at all), and its numbers
 -- reply { now, wait, remaining, next, wait, remaining, next, ... }, whole numbers only; wait -1 means never
+--       { now } too late: nothing was charged
+--       { now, 1 } nothing was charged: call the script that holds `rare`
 
-local at = 1
-local function argument()
-  at = at + 1
-  return ARGV[at - 1]
-end
-local function number()
-  return tonumber(argument())
+local cost, not_after = tonumber(ARGV[1]), tonumber(ARGV[2])
+if not_after > 0 and now > not_after then
+  return { now }
 end
 
-local function rule_of(form)
-  if form == 't' then
-    return { form = form, algorithm = token_bucket, burst = number(), unit = number(), rate = number() }
-  elseif form == 'q' then
-    local limit, starts = number(), { number(), number(), number(), number() }
-    return { form = form, algorithm = quota, limit = limit, starts = starts }
-  elseif form == 'c' then
-    return { form = form, algorithm = concurrency, limit = number(), lease = number(), id = argument() }
+local forms, roles, states = {}, {}, {}
+local fits, candidates_fit = true, true
+local at = 3
+for i = 1, #KEYS do
+  local key, form, role = KEYS[i], string.byte(ARGV[at], 1, 2)
+  local state
+  if form == 119 then
+    state = ring_look(key, at + 1, cost)
+    at = at + 4
+  elseif form == 98 then
+    state = buckets_look(key, at + 1, cost)
+    at = at + 4
+  elseif form == 116 then
+    state = bucket_look(key, at + 1, cost)
+    at = at + 4
+  elseif form == 113 then
+    state = quota_look(key, at + 1, cost)
+    at = at + 6
+  else
+    state = slots_look(key, at + 1)
+    at = at + 4
   end
-  return { form = form, algorithm = sliding_window, limit = number(), grain = number(), per = number() }
+  if not state then
+    return { now, 1 }
+  end
+  forms[i], roles[i], states[i] = form, role or 0, state
+  if state.wait ~= 0 then
+    fits = fits and role
+    candidates_fit = candidates_fit and role ~= 126
+  end
 end
 
-local cost = number()
-local rules, states, reply = {}, {}, { now }
-local fits = true
-for i, key in ipairs(KEYS) do
-  local form = argument()
-  rules[i] = rule_of(string.sub(form, 1, 1))
-  rules[i].shadow = #form > 1
-  local algorithm = rules[i].algorithm
-  states[i] = algorithm.open(key, rules[i])
-  local wait, remaining, next = algorithm.judge(states[i], rules[i], cost)
-  reply[3 * i - 1], reply[3 * i], reply[3 * i + 1] = wait, remaining, next
-  fits = fits and (wait == 0 or rules[i].shadow)
-end
-if fits then
-  for i, key in ipairs(KEYS) do
-    if reply[3 * i - 1] == 0 then
-      local remaining, next = rules[i].algorithm.charge(key, states[i], rules[i], cost)
-      reply[3 * i], reply[3 * i + 1] = remaining, next
+local reply = { now }
+for i = 1, #KEYS do
+  local state, form, ends = states[i], forms[i], now
+  if fits and state.wait == 0 and (candidates_fit or roles[i] ~= 126) then
+    if form == 119 then
+      ring_charge(state, cost)
+    elseif form == 98 then
+      buckets_charge(state, cost)
+    elseif form == 116 then
+      bucket_charge(state, cost)
+    elseif form == 113 then
+      quota_charge(state, cost)
+    else
+      slots_charge(state)
     end
+  elseif form == 119 then
+    ends = ring_ends(state)
+  elseif form == 98 then
+    ends = buckets_ends(state)
+  elseif form == 116 then
+    ends = bucket_ends(state)
+  elseif form == 113 then
+    ends = quota_ends(state)
   end
-else
-  -- Nothing is charged. But a limit that was edited may count for longer than its key was to live, and a key that ends
-  -- early forgets.
-  for i, key in ipairs(KEYS) do
-    local ends = states[i] and rules[i].algorithm.ends(states[i], rules[i]) or now
-    if ends > now and redis.call('PTTL', key) < (ends - now) / 1000 then
-      expire(key, ends)
-    end
+  -- Not charged. But a limit that was edited may count for longer than its key was to live, and a key that ends early
+  -- forgets.
+  if ends > now and redis.call('PTTL', state.key) < (ends - now) / 1000 then
+    expire(state.key, ends)
   end
+  reply[3 * i - 1], reply[3 * i], reply[3 * i + 1] = state.wait, state.remaining, state.next
 end
 return reply

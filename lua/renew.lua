@@ -8,7 +8,7 @@
 local held = 0
 for _, key in ipairs(KEYS) do
   if redis.call('ZSCORE', key, ARGV[1]) then
-    redis.call('ZADD', key, integer(now + ARGV[2]), ARGV[1])
+    redis.call('ZADD', key, string.format('%d', now + ARGV[2]), ARGV[1])
     expire(key, now + ARGV[2])
     held = held + 1
   end

@@ -2,80 +2,67 @@
 --
 -- 't': version, form, credits that make one unit, level in credits, stamp in microseconds (f64 each).
 
-local BUCKET, BUCKET_BYTE = '>BBddd', string.byte('t')
-
-local token_bucket = {}
-
-local function level_now(bucket, rule)
-  local full = rule.burst * rule.unit
-  if not bucket then
-    return full
-  end
-  local level = bucket.level
-  if bucket.unit ~= rule.unit then
-    level = math.floor(level / bucket.unit) * rule.unit
-  end
-  level = math.min(level, full)
-  local elapsed = now - bucket.stamp
-  if elapsed >= math.ceil((full - level) / rule.rate) then
-    return full
-  end
-  return level + elapsed * rule.rate
+-- The largest way down from a full bucket: what 400 days bring, and what a Lua number holds exactly.
+local function bucket_depth(rate)
+  return math.min(rate * 34560000000000, 9007199254740991)
 end
 
--- When a bucket of this level is full again.
-local function full_at(level, rule)
-  return now + math.ceil((rule.burst * rule.unit - level) / rule.rate)
+-- When it is full again.
+local function bucket_ends(bucket)
+  return now + math.ceil((bucket.full - bucket.level) / bucket.rate)
 end
 
-local function write_bucket(key, unit, level, ends)
-  redis.call('SET', key, struct.pack(BUCKET, VERSION, BUCKET_BYTE, unit, level, now))
-  expire(key, ends)
-end
-
--- Reads the bucket. Where Redis's clock has stepped back it is written back at once, charge or not: nothing is credited
--- for the step, and refilling goes on from now.
-function token_bucket.open(key, rule)
-  local bytes = redis.call('GET', key) or ''
-  if form_of(bytes) ~= 't' then
-    return nil
+local function bucket_standing(bucket)
+  local level, unit = bucket.level, bucket.unit
+  bucket.remaining, bucket.next = math.max(math.floor(level / unit), 0), 0
+  if level < 0 then
+    bucket.next = math.ceil((unit - level) / bucket.rate)
+  elseif level < bucket.full then
+    bucket.next = math.ceil((unit - level % unit) / bucket.rate)
   end
-  local _, _, unit, level, stamp = struct.unpack(BUCKET, bytes)
-  local bucket = { unit = unit, level = level, stamp = stamp }
-  if stamp > now then
-    bucket.stamp = now
-    -- The level stays in the units it was written in: what an edited limit makes of it is not for ever.
-    write_bucket(key, unit, level, full_at(level_now(bucket, rule), rule))
+end
+
+-- Arguments from the `at`-th on: burst, credits of a unit, credits of a microsecond. Returns the bucket at `now`,
+-- judged; nothing when `rare` is needed and not here.
+local function bucket_look(key, at, cost)
+  local burst, unit, rate = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+  local full = burst * unit
+  local bucket = {
+    key = key, unit = unit, rate = rate, full = full, level = full,
+    wait = 0, remaining = burst, next = 0,
+  }
+  local bytes = redis.call('GET', key)
+  if bytes and form_of(bytes) == 116 then
+    local _, _, written, level, stamp = struct.unpack('>BBddd', bytes)
+    if stamp > now then
+      if not rare then
+        return nil
+      end
+      stamp = now
+      rare.bucket(bucket, written, level)
+    end
+    if written ~= unit then
+      level = math.floor(level / written) * unit
+    end
+    -- Below zero after a request that cost more than it had reserved, as far as bucket_depth allows.
+    level = math.max(math.min(level, full), full - bucket_depth(rate))
+    local elapsed = now - stamp
+    if elapsed < math.ceil((full - level) / rate) then
+      bucket.level = level + elapsed * rate
+      bucket_standing(bucket)
+    end
+  end
+  if cost > burst then
+    bucket.wait = -1
+  else
+    bucket.wait = math.max(math.ceil((cost * unit - bucket.level) / rate), 0)
   end
   return bucket
 end
 
-local function standing(level, rule)
-  local next = 0
-  if level < rule.burst * rule.unit then
-    next = math.ceil((rule.unit - level % rule.unit) / rule.rate)
-  end
-  return math.floor(level / rule.unit), next
-end
-
--- Returns wait (-1: never), remaining, next.
-function token_bucket.judge(bucket, rule, cost)
-  local level = level_now(bucket, rule)
-  local wait = -1
-  if cost <= rule.burst then
-    wait = math.max(math.ceil((cost * rule.unit - level) / rule.rate), 0)
-  end
-  return wait, standing(level, rule)
-end
-
--- Returns remaining, next.
-function token_bucket.charge(key, bucket, rule, cost)
-  local level = level_now(bucket, rule) - cost * rule.unit
-  write_bucket(key, rule.unit, level, full_at(level, rule))
-  return standing(level, rule)
-end
-
--- When the bucket is full again.
-function token_bucket.ends(bucket, rule)
-  return full_at(level_now(bucket, rule), rule)
+local function bucket_charge(bucket, cost)
+  bucket.level = bucket.level - cost * bucket.unit
+  redis.call('SET', bucket.key, struct.pack('>BBddd', 1, 116, bucket.unit, bucket.level, now))
+  expire(bucket.key, bucket_ends(bucket))
+  bucket_standing(bucket)
 end

@@ -6,6 +6,7 @@
 
 use std::future::{Ready, ready};
 use std::net::{IpAddr, Ipv4Addr};
+use std::num::NonZeroU64;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +14,8 @@ use std::time::Duration;
 use actix_web::body::{EitherBody, MessageBody};
 use actix_web::dev::{Payload, Service, ServiceRequest, ServiceResponse, Transform, forward_ready};
 use actix_web::error::InternalError;
-use actix_web::http::Method;
-use actix_web::http::header::HeaderValue;
+use actix_web::http::header::{HeaderMap, HeaderValue};
+use actix_web::http::{Method, StatusCode};
 use actix_web::{Error, FromRequest, HttpMessage, HttpRequest};
 use futures_util::future::LocalBoxFuture;
 
@@ -23,13 +24,13 @@ use crate::inbound::path::check_query;
 use crate::inbound::{CanonicalPath, Inbound, METHODS};
 use crate::limit::headers::Style;
 use crate::limit::store::{Charge, MemoryStore, OpenError, StoreKind};
-use crate::limit::{Limiter, Pass};
+use crate::limit::{Anchor, Limiter, Pass, Tally, draw};
 use crate::listen::check;
 use crate::listen::reply::{Rejection, limit_fields};
 use crate::listen::request_id::{self, RequestIds};
 use crate::listen::turns::TurnOf;
 use crate::observe::{AccessLogWriter, Metrics, Observer};
-use crate::plan::{Offer, Policy};
+use crate::plan::{Offer, Policy, Settled};
 use crate::record::{Record, Recorded};
 
 impl Worker {
@@ -44,9 +45,9 @@ impl Worker {
         record.identified(&caller);
         let offer = policy.offer(&caller.plan, position).ok_or_else(|| excluded(&caller))?;
         record.offered(offer);
-        let charge = Charge::new(&caller.id, &caller.plan, &offer.rules, route.cost);
+        let charge = charge(&caller, offer, route.cost.of(inbound.method));
         let (ruling, pass) = self.limiter.admit(charge, offer.on_failure).await;
-        record.ruled(ruling, pass.is_some());
+        record.ruled(ruling, pass.is_some(), charge.cost);
         let pass = pass.ok_or_else(|| refusal(record))?;
         let peer_is_trusted = policy.identity.trusts(inbound.peer);
         Ok(Admitted {
@@ -115,6 +116,7 @@ struct Shared {
     policy: Policy,
     store: StoreKind,
     memory: Arc<MemoryStore>,
+    tally: Arc<Tally>,
     metrics: Arc<Metrics>,
     style: Style,
     access_log: Option<AccessLogWriter>,
@@ -126,7 +128,14 @@ impl Gate {
     /// Call [`MemoryStore::sweep`] about once a second, as the gateway does: else the memory forgets only when it is full.
     #[must_use]
     pub fn new(policy: Policy, store: StoreKind, memory: Arc<MemoryStore>, metrics: Arc<Metrics>) -> Self {
-        Self(Arc::new(Shared { policy, store, memory, metrics, style: Style::Draft11, access_log: None }))
+        let (tally, style) = (Arc::default(), Style::Draft11);
+        Self(Arc::new(Shared { policy, store, memory, tally, metrics, style, access_log: None }))
+    }
+
+    /// What happens to counters behind the requests' backs.
+    #[must_use]
+    pub fn tally(&self) -> Arc<Tally> {
+        Arc::clone(&self.0.tally)
     }
 
     /// With these rate-limit header fields instead of those of draft 11.
@@ -165,7 +174,7 @@ struct Worker {
 
 impl Worker {
     fn new(shared: Arc<Shared>) -> Result<Self, OpenError> {
-        let limiter = Limiter::new(&shared.store, Arc::clone(&shared.memory))?;
+        let limiter = Limiter::new(&shared.store, Arc::clone(&shared.memory), Arc::clone(&shared.tally))?;
         limiter.connect();
         let access_log = shared.access_log.as_ref().map(AccessLogWriter::handle);
         let observer = Observer::new(Arc::clone(&shared.metrics), access_log);
@@ -185,8 +194,20 @@ impl Worker {
         let mut answer = match self.admit(&request, &mut record).await {
             Ok(admitted) => {
                 request.extensions_mut().insert(admitted);
-                let answer = service.call(request).await;
-                answer.inspect_err(|error| record.failed(error))?.map_into_left_body()
+                match service.call(request).await {
+                    Ok(mut answer) => {
+                        let status = answer.status();
+                        self.settle(&mut record, status, answer.headers_mut());
+                        answer.map_into_left_body()
+                    }
+                    Err(error) => {
+                        // actix will make an answer of it.
+                        let status = error.as_response_error().status_code();
+                        self.settle(&mut record, status, &mut HeaderMap::new());
+                        record.answered(status.as_u16());
+                        return Err(error);
+                    }
+                }
             }
             Err(rejection) => {
                 let reply = rejection.reply(record.request_id());
@@ -198,11 +219,32 @@ impl Worker {
         }
         let fields = answer.headers_mut();
         fields.insert(request_id::FIELD, record.request_id().clone());
-        if let Some((offer, decision)) = record.decided() {
-            limit_fields(fields, self.shared.style, offer.policy_field.as_ref(), &offer.rules, decision);
+        if let Some((caller, offer, decision)) = record.decided() {
+            let policy_field = || offer.policy_field(draw(&caller.id));
+            limit_fields(fields, self.shared.style, policy_field, &offer.rules, decision);
         }
         record.answered(answer.status().as_u16());
         Ok(answer.map_body(|_, body| Recorded::new(body, record)))
+    }
+
+    /// Puts the charge right, now that the answer tells what the request did cost.
+    fn settle(&self, record: &mut Record, status: StatusCode, fields: &mut HeaderMap) {
+        let Some((caller, offer, receipts, cost)) = record.to_settle() else { return };
+        let settled = offer.route.cost.settled(status, fields);
+        if let Settled::At(spent) = settled {
+            self.limiter.settle(charge(caller, offer, cost), receipts, spent);
+        }
+        record.settled(settled);
+    }
+}
+
+/// What a request takes from the limits of its offer.
+fn charge<'a>(caller: &'a Caller, offer: &'a Offer, cost: NonZeroU64) -> Charge<'a> {
+    Charge {
+        api_key: caller.key.as_deref().unwrap_or_default(),
+        anchor: Anchor::on(caller.anchor_day).unwrap_or(Anchor::FIRST),
+        pool: &offer.pool,
+        ..Charge::new(&caller.id, &caller.plan, &offer.rules, cost)
     }
 }
 
@@ -272,7 +314,7 @@ fn excluded(caller: &Caller) -> Rejection {
 /// Why there is no pass: a limit refuses, or nobody could count.
 fn refusal(record: &Record) -> Rejection {
     match record.decided() {
-        Some((offer, decision)) => Rejection::limited(&offer.rules, decision, offer.route.cost),
+        Some((_, offer, decision)) => Rejection::limited(&offer.rules, decision, record.cost()),
         None => Rejection::StoreAway,
     }
 }

@@ -94,15 +94,16 @@ impl Gateway {
         let memory = Arc::new(MemoryStore::new(settings.store.max_callers, Arc::new(SystemClock::new())));
         // The workers build their own; these only prove that they will be able to.
         drop(Upstreams::new(&settings.upstreams)?);
-        drop(Limiter::new(&settings.store.kind, Arc::clone(&memory))?);
+        drop(Limiter::new(&settings.store.kind, Arc::clone(&memory), Arc::default())?);
         let public = bind(settings.server.listen)?;
         let private = bind(settings.admin.listen)?;
         let metrics = Arc::new(Metrics::new()?);
         let access_log = settings.log.access.then(|| AccessLogWriter::new(io::stdout()));
-        let admin = Admin::new(&settings, on_failure, Arc::clone(&metrics), Arc::clone(&memory));
-        let gate = Gate::new(policy, settings.store.kind.clone(), Arc::clone(&memory), metrics)
+        let kind = settings.store.kind.clone();
+        let gate = Gate::new(policy, kind, Arc::clone(&memory), Arc::clone(&metrics))
             .style(settings.headers)
             .access_log(access_log);
+        let admin = Admin::new(&settings, on_failure, metrics, Arc::clone(&memory), gate.tally());
         Ok(Self { settings, gate, memory, admin, public, private })
     }
 

@@ -3,6 +3,7 @@
 //! The record lives in the request's future and then in the answer's body. Whichever of them is dropped last, finished
 //! or given up, writes it: so every request is counted once, also one whose client left.
 
+use std::num::NonZeroU64;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -17,10 +18,10 @@ use crate::clock;
 use crate::identify::Caller;
 use crate::inbound::CanonicalPath;
 use crate::limit::store::StoreError;
-use crate::limit::{Asked, Decision, Ruling, Source};
+use crate::limit::{Asked, Decision, Receipts, Ruling, Source};
 use crate::listen::turns::Turn;
-use crate::observe::{Exchange, Observer, Outcome, StoreResult};
-use crate::plan::{Offer, Route};
+use crate::observe::{Exchange, Observer, Outcome, Settlement, StoreResult};
+use crate::plan::{Offer, Route, Settled};
 
 /// The status of a request whose client left before there was an answer; nobody sees it but metrics and logs.
 const CLIENT_LEFT: u16 = 499;
@@ -39,6 +40,9 @@ pub struct Record {
     offer: Option<Arc<Offer>>,
     outcome: Outcome,
     ruling: Option<Ruling>,
+    /// Units that the request takes; `None` before that is known.
+    cost: Option<NonZeroU64>,
+    settled: Settled,
     upstream: Option<Duration>,
     overhead: Option<Duration>,
     status: u16,
@@ -70,6 +74,8 @@ impl Record {
             offer: None,
             outcome: Outcome::Refused,
             ruling: None,
+            cost: None,
+            settled: Settled::AsReserved,
             upstream: None,
             overhead: None,
             status: CLIENT_LEFT,
@@ -85,10 +91,22 @@ impl Record {
         &self.request_id
     }
 
-    /// What the plan says about the route and what the limiter decided, once both are known.
+    /// Who calls, what the plan says about the route and what the limiter decided, once all is known.
     #[must_use]
-    pub fn decided(&self) -> Option<(&Offer, &Decision)> {
-        self.offer.as_deref().zip(self.ruling.as_ref()?.decision.as_ref())
+    pub fn decided(&self) -> Option<(&Caller, &Offer, &Decision)> {
+        Some((self.caller.as_ref()?, self.offer.as_deref()?, self.ruling.as_ref()?.decision.as_ref()?))
+    }
+
+    /// Units that the request takes; one before that is known.
+    #[must_use]
+    pub fn cost(&self) -> NonZeroU64 {
+        self.cost.unwrap_or(NonZeroU64::MIN)
+    }
+
+    /// What it takes to settle the charge: who calls, on what terms, what was charged and how much. Once.
+    pub fn to_settle(&mut self) -> Option<(&Caller, &Offer, Receipts, NonZeroU64)> {
+        let receipts = std::mem::take(&mut self.ruling.as_mut()?.receipts);
+        Some((self.caller.as_ref()?, self.offer.as_deref()?, receipts, self.cost?))
     }
 
     // The steps of the path, in their order. Each notes what would have become of the request if the next one fails.
@@ -119,8 +137,9 @@ impl Record {
         self.outcome = Outcome::Undecided;
     }
 
-    /// The limiter has answered.
-    pub fn ruled(&mut self, ruling: Ruling, passed: bool) {
+    /// The limiter has answered for a request that takes `cost` units.
+    pub fn ruled(&mut self, ruling: Ruling, passed: bool, cost: NonZeroU64) {
+        self.cost = Some(cost);
         self.outcome = match (&ruling.decision, passed) {
             (Some(decision), true) if decision.would_refuse().is_some() => Outcome::WouldDeny,
             (_, true) => Outcome::Allowed,
@@ -135,9 +154,9 @@ impl Record {
         self.upstream = Some(upstream_time);
     }
 
-    /// The handler behind the gate failed; actix will make an answer of its error.
-    pub fn failed(&mut self, error: &actix_web::Error) {
-        self.answered(error.as_response_error().status_code().as_u16());
+    /// The answer says what the request did cost.
+    pub fn settled(&mut self, settled: Settled) {
+        self.settled = settled;
     }
 
     /// The answer's head is ready to be written.
@@ -161,6 +180,9 @@ impl Record {
             account: self.caller.as_ref().and_then(|caller| caller.account.as_deref()),
             outcome: self.outcome,
             limit: limit.map_or("", |rule| &rule.name),
+            cost: self.cost.filter(|_| decision.is_some()).map(NonZeroU64::get),
+            settlement: self.settlement(),
+            decided_at: decision.map(|decision| decision.at),
             source: ruling.map_or(Source::None, |ruling| ruling.source).as_str(),
             status: self.status,
             took: self.started.elapsed(),
@@ -175,6 +197,19 @@ impl Record {
     }
 }
 
+impl Record {
+    /// What became of the charge behind the answer, if anything did.
+    fn settlement(&self) -> Option<Settlement> {
+        match (self.settled, self.cost?.get()) {
+            (Settled::AsReserved, _) => None,
+            (Settled::Unclear, _) => Some(Settlement::Unclear),
+            (Settled::At(spent), reserved) if spent < reserved => Some(Settlement::Refund(spent)),
+            (Settled::At(spent), reserved) if spent > reserved => Some(Settlement::Surcharge(spent)),
+            (Settled::At(_), _) => None,
+        }
+    }
+}
+
 impl Drop for Record {
     fn drop(&mut self) {
         self.observer.ended(&self.exchange(), clock::wall);
@@ -185,6 +220,7 @@ fn store_result(asked: &Asked) -> StoreResult {
     match asked.error {
         None => StoreResult::Ok,
         Some(StoreError::Timeout) => StoreResult::Timeout,
+        Some(StoreError::Unreadable(_)) => StoreResult::Unreadable,
         Some(_) => StoreResult::Error,
     }
 }

@@ -19,8 +19,8 @@ use subtle::ConstantTimeEq;
 
 use crate::clock;
 use crate::config::Settings;
-use crate::limit::OnFailure;
 use crate::limit::store::{MemoryStore, RedisStore, StoreKind};
+use crate::limit::{OnFailure, Tally};
 use crate::observe::Metrics;
 
 /// What the operator can see.
@@ -28,6 +28,7 @@ use crate::observe::Metrics;
 pub struct Admin {
     metrics: Arc<Metrics>,
     memory: Arc<MemoryStore>,
+    tally: Arc<Tally>,
     store: StoreKind,
     token: Option<SecretString>,
     draining: Draining,
@@ -58,6 +59,7 @@ impl Admin {
         on_failure: OnFailure,
         metrics: Arc<Metrics>,
         memory: Arc<MemoryStore>,
+        tally: Arc<Tally>,
     ) -> Self {
         metrics.build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         let now = clock::wall().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -65,6 +67,7 @@ impl Admin {
         Self {
             metrics,
             memory,
+            tally,
             store: settings.store.kind.clone(),
             token: settings.admin.token.clone(),
             draining: Draining::default(),
@@ -134,6 +137,7 @@ async fn metrics(admin: web::Data<Admin>, request: HttpRequest) -> HttpResponse 
     }
     admin.metrics.memory_callers.set(saturating(admin.memory.callers() as u64));
     admin.metrics.memory_overflowed.set(saturating(admin.memory.overflowed()));
+    admin.metrics.messages_lost.set(saturating(admin.tally.lost()));
     match admin.metrics.render() {
         Ok(text) => HttpResponse::Ok().content_type(prometheus::TEXT_FORMAT).body(text),
         Err(error) => {
@@ -157,8 +161,8 @@ impl StoreProbe {
         let redis = match kind {
             StoreKind::Memory => None,
             StoreKind::Redis(settings) => {
-                let redis =
-                    RedisStore::new(settings).expect("the gateway has tried the address when it bound");
+                let redis = RedisStore::new(settings, Arc::default())
+                    .expect("the gateway has tried the address when it bound");
                 Some((redis, settings.budget))
             }
         };

@@ -6,9 +6,11 @@ use actix_web::http::Method;
 use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
 use clap::Args;
 use tollgate::config::StoreKind;
-use tollgate::identify::CredentialSource;
+use tollgate::identify::{Caller, CredentialSource};
 use tollgate::inbound::{CanonicalPath, Inbound};
-use tollgate::plan::Policy;
+use tollgate::limit::algorithm::Role;
+use tollgate::limit::{Enforcement, Rule, Scope, draw};
+use tollgate::plan::{Cost, Policy};
 
 use super::{ConfigArgs, Usage, say};
 
@@ -44,7 +46,11 @@ impl Explain {
         say(format_args!("path     {}", path.as_str()));
         let inbound = Inbound { method: &self.method, path, headers: &headers, peer: self.ip };
         let (position, route) = policy.route(&inbound).map_err(|error| refused(&error))?;
-        say(format_args!("route    {} ({}), cost {}", route.name, route.pattern.as_str(), route.cost));
+        let cost = route.cost.of(&self.method);
+        say(format_args!("route    {} ({}), cost {cost}", route.name, route.pattern.as_str()));
+        for line in settling(&route.cost) {
+            say(format_args!("         {line}"));
+        }
         let (caller, _) = policy.identity.caller(&inbound).map_err(|error| refused(&error))?;
         say(format_args!("caller   {}", caller.id));
         say(format_args!("plan     {}", caller.plan));
@@ -55,9 +61,11 @@ impl Explain {
             || Usage(format!("The plan does not include the route: the answer would be {status}."));
         let offer = offer.ok_or_else(excluded)?;
         for rule in &*offer.rules {
-            say(format_args!("limit    {}: {}", rule.name, rule.promise()));
+            say(format_args!("limit    {}: {}{}", rule.name, rule.promise(), part(rule, &caller)));
             if let Some(prefix) = &prefix {
-                say(format_args!("         key {prefix}:{{{}}}:{}", caller.id, rule.key));
+                let owner = if rule.scope == Scope::Pool { &*offer.pool } else { &*caller.id };
+                let key = rule.key(caller.key.as_deref().unwrap_or_default());
+                say(format_args!("         key {prefix}:{{{owner}}}:{key}"));
             }
         }
         if offer.rules.is_empty() {
@@ -80,6 +88,43 @@ impl Explain {
         headers.insert(name, value);
         Ok(headers)
     }
+}
+
+/// What the answer may change about the cost.
+fn settling(cost: &Cost) -> Vec<String> {
+    let mut lines = Vec::new();
+    if let Some(field) = &cost.from {
+        lines.push(format!("settled at what {field} of the answer says"));
+    }
+    if cost.free.server_errors {
+        lines.push("given back when a 5xx answers".to_owned());
+    }
+    if !cost.free.statuses.is_empty() {
+        let statuses: Vec<String> = cost.free.statuses.iter().map(ToString::to_string).collect();
+        lines.push(format!("given back when {} answers", statuses.join(" or ")));
+    }
+    lines
+}
+
+/// Whom a limit counts, and whether it refuses this caller.
+fn part(rule: &Rule, caller: &Caller) -> String {
+    let scope = match &rule.scope {
+        Scope::Plan | Scope::Route(_) => "",
+        Scope::Key => ", for this key alone",
+        Scope::Pool => ", for everybody on the route together",
+    };
+    let enforced = match (rule.enforcement, rule.role(draw(&caller.id))) {
+        (Enforcement::On, _) => "",
+        (Enforcement::Percent(percent), Role::Enforced) => {
+            return format!("{scope} (enforced for {percent} % of the callers, this one included)");
+        }
+        (Enforcement::Percent(percent), _) => {
+            return format!("{scope} (enforced for {percent} % of the callers, and not for this one)");
+        }
+        (Enforcement::Shadow, _) => " (only watches)",
+        (Enforcement::Candidate, _) => " (a candidate: only watches)",
+    };
+    format!("{scope}{enforced}")
 }
 
 fn refused(reason: &dyn std::fmt::Display) -> Usage {

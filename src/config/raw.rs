@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::num::NonZeroU64;
 use std::time::Duration;
 
+use actix_web::http::Method;
 use actix_web::http::header::HeaderName;
 use ipnet::IpNet;
 use reqwest::Url;
@@ -17,8 +18,10 @@ use super::reader::{Table, Written};
 use super::settings::HeaderStyle;
 use super::units::{at_least_one, duration, duration_in, limit, size, whole_in};
 use super::words::{
-    account, choice, flag, hash, header, listen, log_filter, name, network, redis_url, target, text, token,
+    account, answer_header, choice, enforce, flag, hash, header, listen, log_filter, name, network,
+    redis_url, target, text, token,
 };
+use crate::inbound::METHODS;
 use crate::limit::{OnFailure, Unit};
 
 type Field<T> = Option<Written<T>>;
@@ -57,6 +60,7 @@ pub(super) struct Raw {
     pub(super) log: LogSection,
     pub(super) plans: Vec<PlanSection>,
     pub(super) keys: Vec<KeySection>,
+    pub(super) accounts: Vec<AccountSection>,
     pub(super) upstreams: Vec<UpstreamSection>,
     pub(super) routes: Vec<RouteSection>,
 }
@@ -73,6 +77,7 @@ impl Raw {
             log: root.table("log").map(LogSection::read).unwrap_or_default(),
             plans: read_named(&mut root, "plans", PlanSection::read),
             keys: read_named(&mut root, "keys", KeySection::read),
+            accounts: read_accounts(&mut root),
             upstreams: read_named(&mut root, "upstreams", UpstreamSection::read),
             routes: read_named(&mut root, "routes", RouteSection::read),
         };
@@ -82,8 +87,13 @@ impl Raw {
 }
 
 fn read_named<T>(root: &mut Table<'_>, key: &'static str, read: impl Fn(String, Table<'_>) -> T) -> Vec<T> {
-    let tables = root.named(key).into_iter();
+    let tables = root.named(key, name).into_iter();
     tables.map(|(name, table)| read(name, table)).collect()
+}
+
+fn read_accounts(root: &mut Table<'_>) -> Vec<AccountSection> {
+    let tables = root.named("accounts", account).into_iter();
+    tables.map(|(name, table)| AccountSection::read(name, table)).collect()
 }
 
 /// `[server]`
@@ -299,6 +309,8 @@ pub(super) struct PlanSection {
     pub(super) on_failure: Field<OnFailure>,
     pub(super) enforce: Field<Enforce>,
     pub(super) limits: Vec<LimitSection>,
+    pub(super) per_key: Vec<LimitSection>,
+    pub(super) candidate: Vec<LimitSection>,
     pub(super) routes: Vec<PlanRouteSection>,
 }
 
@@ -308,6 +320,7 @@ pub(super) struct PlanRouteSection {
     /// The route, and where the table stands.
     pub(super) route: Written<String>,
     pub(super) limits: Vec<LimitSection>,
+    pub(super) candidate: Vec<LimitSection>,
 }
 
 impl PlanSection {
@@ -315,8 +328,10 @@ impl PlanSection {
         let section = Self {
             name,
             on_failure: table.get("on_failure", choice(ON_FAILURE, &[])),
-            enforce: table.get("enforce", choice(ENFORCE, &[])),
+            enforce: table.get("enforce", enforce),
             limits: read_limits(&mut table),
+            per_key: read_further_limits(&mut table, "per_key"),
+            candidate: read_further_limits(&mut table, "candidate"),
             routes: read_named(&mut table, "routes", PlanRouteSection::read),
         };
         table.finish();
@@ -329,6 +344,7 @@ impl PlanRouteSection {
         let section = Self {
             route: Written { value: name, place: table.place().clone() },
             limits: read_limits(&mut table),
+            candidate: read_further_limits(&mut table, "candidate"),
         };
         table.finish();
         section
@@ -338,7 +354,12 @@ impl PlanRouteSection {
 /// `limits = [..]`. Required: what has no limits must say so.
 fn read_limits(table: &mut Table<'_>) -> Vec<LimitSection> {
     table.require_present("limits", "write limits = [] for none");
-    let tables = table.tables("limits").map(|tables| tables.value);
+    read_further_limits(table, "limits")
+}
+
+/// A list of limits that need not be there.
+fn read_further_limits(table: &mut Table<'_>, key: &'static str) -> Vec<LimitSection> {
+    let tables = table.tables(key).map(|tables| tables.value);
     tables.unwrap_or_default().into_iter().map(LimitSection::read).collect()
 }
 
@@ -346,14 +367,13 @@ fn read_limits(table: &mut Table<'_>) -> Vec<LimitSection> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Enforce {
     On,
+    /// It does for so many callers in a hundred, from 1 to 99.
+    Percent(u8),
     /// It counts what it would refuse.
     Shadow,
     /// It is not there.
     Off,
 }
-
-const ENFORCE: &[(&str, Enforce)] =
-    &[("on", Enforce::On), ("shadow", Enforce::Shadow), ("off", Enforce::Off)];
 
 /// How a limit counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -395,7 +415,7 @@ impl LimitSection {
             name: table.require("name", name),
             algorithm,
             limit: table.require("limit", limit),
-            enforce: table.get("enforce", choice(ENFORCE, &[])),
+            enforce: table.get("enforce", enforce),
             per: None,
             unit: None,
             zone: None,
@@ -442,6 +462,25 @@ impl KeySection {
     }
 }
 
+/// `[accounts.NAME]`
+#[derive(Debug)]
+pub(super) struct AccountSection {
+    /// The account, and where the table stands.
+    pub(super) account: Written<String>,
+    pub(super) anchor_day: Field<u64>,
+}
+
+impl AccountSection {
+    fn read(name: String, mut table: Table<'_>) -> Self {
+        let section = Self {
+            account: Written { value: name, place: table.place().clone() },
+            anchor_day: table.require("anchor_day", whole_in(1, 31)),
+        };
+        table.finish();
+        section
+    }
+}
+
 /// `[upstreams.NAME]`
 #[derive(Debug)]
 pub(super) struct UpstreamSection {
@@ -480,6 +519,11 @@ pub(super) struct RouteSection {
     pub(super) path: Field<String>,
     pub(super) methods: List<String>,
     pub(super) cost: Field<NonZeroU64>,
+    pub(super) method_costs: Vec<(&'static Method, Field<NonZeroU64>)>,
+    pub(super) cost_from: Field<HeaderName>,
+    pub(super) charge_when: Field<ChargeWhen>,
+    pub(super) refund_on: List<u64>,
+    pub(super) limits: Vec<LimitSection>,
     pub(super) upstream: Field<String>,
     /// Whether `upstream` is written at all.
     pub(super) has_upstream: bool,
@@ -487,14 +531,39 @@ pub(super) struct RouteSection {
     pub(super) on_failure: Field<OnFailure>,
 }
 
+/// Which requests are charged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ChargeWhen {
+    /// All that were admitted.
+    Always,
+    /// All but those that a server error answers.
+    Not5xx,
+}
+
+/// `method_costs = { POST = 10 }`
+fn read_method_costs(table: &mut Table<'_>) -> Vec<(&'static Method, Field<NonZeroU64>)> {
+    let Some(mut costs) = table.table("method_costs") else { return Vec::new() };
+    let named: Vec<_> = METHODS.iter().filter(|method| costs.has(method.as_str())).collect();
+    let read = named.into_iter().map(|method| (method, costs.get(method.as_str(), at_least_one))).collect();
+    costs.finish();
+    read
+}
+
 impl RouteSection {
     fn read(route: String, mut table: Table<'_>) -> Self {
+        const CHARGE_WHEN: &[(&str, ChargeWhen)] =
+            &[("always", ChargeWhen::Always), ("not_5xx", ChargeWhen::Not5xx)];
         let section = Self {
             name: route,
             place: table.place().clone(),
             path: table.require("path", text),
             methods: table.list("methods", text),
             cost: table.get_or("cost", at_least_one, NonZeroU64::MIN),
+            method_costs: read_method_costs(&mut table),
+            cost_from: table.get("cost_from", answer_header),
+            charge_when: table.get("charge_when", choice(CHARGE_WHEN, &[])),
+            refund_on: table.list("refund_on", whole_in(200, 599)),
+            limits: read_further_limits(&mut table, "limits"),
             has_upstream: table.has("upstream"),
             upstream: table.get("upstream", name),
             plans: table.list("plans", name),

@@ -184,8 +184,12 @@ impl<'a> Table<'a> {
         Some(Written { value, place })
     }
 
-    /// The tables of `key`, by name: `[plans.free]`, `[plans.pro]`. Sorted by name.
-    pub(super) fn named(&mut self, key: &'static str) -> Vec<(String, Self)> {
+    /// The tables of `key`, by name: `[plans.free]`, `[plans.pro]`. Sorted by name. `check` says what a name may be.
+    pub(super) fn named(
+        &mut self,
+        key: &'static str,
+        check: impl Fn(Scalar<'_>) -> Result<String, Fault>,
+    ) -> Vec<(String, Self)> {
         let Some(outer) = self.table(key) else {
             return Vec::new();
         };
@@ -194,7 +198,7 @@ impl<'a> Table<'a> {
         let read = names.into_iter().filter_map(|name| {
             let value = &outer.entries[name];
             let place = self.reading.place(value, &outer.place, name);
-            if let Err(fault) = words::name(Scalar::Text(name)) {
+            if let Err(fault) = check(Scalar::Text(name)) {
                 self.reading.notes.add(fault.at(&place));
             }
             Some((name.clone(), self.reading.as_table(value, place)?))

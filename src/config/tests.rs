@@ -121,7 +121,7 @@ fn mistakes_of_several_files_come_at_once() {
     plans.toml: plans.free.limits.minute: unknown key `limt`; did you mean `limit`?
     plans.toml: upstreams.api.targets[0]: must start with "http://" or "https://"; for example "http://127.0.0.1:9000"
     routes.toml: routes.rest: unknown key `cots`; did you mean `cost`?
-    routes.toml: unknown key `redis`; known here: server, admin, store, identity, answers, log, plans, keys, upstreams, routes
+    routes.toml: unknown key `redis`; known here: server, admin, store, identity, answers, log, plans, keys, accounts, upstreams, routes
     routes.toml: routes.rest.upstream: there is no upstream "apy"; did you mean `api`?
     "#);
 }
@@ -370,11 +370,11 @@ fn the_built_in_examples_load_and_hold_the_demo_keys() {
     let with_defaults = with_base("", &[]).unwrap().settings.upstreams;
     assert_eq!(loaded.settings.upstreams, with_defaults);
     let search = loaded.policy.routes.iter().find(|route| &*route.name == "search").unwrap();
-    assert_eq!(search.cost.get(), 5);
+    assert_eq!(search.cost.any.get(), 5);
     let free = loaded.policy.plans.iter().find(|plan| &*plan.name == "free").unwrap();
     assert!(matches!(free.limits[0].algorithm, Algorithm::TokenBucket(bucket) if bucket.burst().get() == 20));
     assert!(matches!(free.limits[1].algorithm, Algorithm::SlidingWindow(_)));
-    assert_eq!(&*free.routes["search"][0].key, "route.search:search");
+    assert_eq!(&**free.routes["search"][0].key(""), "route.search:search");
 }
 
 #[test]

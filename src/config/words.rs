@@ -8,6 +8,7 @@ use reqwest::Url;
 use secrecy::{ExposeSecret, SecretString};
 
 use super::mistakes::Fault;
+use super::raw::Enforce;
 use super::reader::Scalar;
 
 /// The longest name of a plan, limit, route, upstream or key, in bytes.
@@ -56,6 +57,32 @@ pub(super) fn choice<T: Copy + 'static>(
         let names = choices.iter().map(|(name, _)| *name);
         Err(Fault::new(format!("{word:?} is not a choice")).meant(&word, names))
     }
+}
+
+/// Whether a limit refuses: a word, or a percentage of the callers.
+pub(super) fn enforce(value: Scalar<'_>) -> Result<Enforce, Fault> {
+    const WORDS: &[(&str, Enforce)] =
+        &[("on", Enforce::On), ("shadow", Enforce::Shadow), ("off", Enforce::Off)];
+    let word = text(value)?;
+    let Some(number) = word.strip_suffix('%') else {
+        return choice(WORDS, &[])(value);
+    };
+    match number.parse() {
+        Ok(percent @ 1..=99) => Ok(Enforce::Percent(percent)),
+        _ => Err(Fault::new("a percentage lies between \"1%\" and \"99%\"")
+            .hint("\"on\" for all callers, \"shadow\" for none")),
+    }
+}
+
+/// A header field of the backend's answer.
+pub(super) fn answer_header(value: Scalar<'_>) -> Result<HeaderName, Fault> {
+    let name = HeaderName::from_bytes(text(value)?.as_bytes()).map_err(|_| {
+        Fault::new("is not the name of a header field").hint("for example \"x-request-cost\"")
+    })?;
+    if TAKEN.contains(&name.as_str()) {
+        return Err(Fault::new("already says something else").hint("for example \"x-request-cost\""));
+    }
+    Ok(name)
 }
 
 /// The name of a plan, limit, route, upstream or key. It becomes part of store keys and labels, so no letter of it may

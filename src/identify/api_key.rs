@@ -84,16 +84,24 @@ pub struct KeyEntry {
     pub account: Arc<str>,
     /// The plan of the account.
     pub plan: Arc<str>,
+    /// The day on which the account's months begin, from 1 to 31.
+    pub anchor_day: u8,
     /// The account's caller id, made once so that requests need not.
     caller_id: Arc<str>,
 }
 
 impl KeyEntry {
-    /// The key `id`, which belongs to `account` on `plan`.
+    /// The key `id`, which belongs to `account` on `plan`. The account's months begin on the first.
     #[must_use]
     pub fn new(id: Arc<str>, account: Arc<str>, plan: Arc<str>) -> Self {
         let caller_id = caller::account_id(&account);
-        Self { id, account, plan, caller_id }
+        Self { id, account, plan, anchor_day: 1, caller_id }
+    }
+
+    /// The same key of an account whose months begin on this day.
+    #[must_use]
+    pub fn anchored(self, day: u8) -> Self {
+        Self { anchor_day: day, ..self }
     }
 
     /// Who calls with this key: its account, so that all keys of an account share its counters.
@@ -103,6 +111,8 @@ impl KeyEntry {
             id: Arc::clone(&self.caller_id),
             account: Some(Arc::clone(&self.account)),
             plan: Arc::clone(&self.plan),
+            key: Some(Arc::clone(&self.id)),
+            anchor_day: self.anchor_day,
         }
     }
 }
@@ -248,9 +258,16 @@ mod tests {
 
     #[test]
     fn keys_of_one_account_are_one_caller() {
-        let expected = Caller { id: "acct.acme".into(), account: Some("acme".into()), plan: "free".into() };
-        assert_eq!(entry("one").caller(), expected);
-        assert_eq!(entry("two").caller(), expected);
+        for key in ["one", "two"] {
+            let expected = Caller {
+                id: "acct.acme".into(),
+                account: Some("acme".into()),
+                plan: "free".into(),
+                key: Some(key.into()),
+                anchor_day: 1,
+            };
+            assert_eq!(entry(key).caller(), expected);
+        }
     }
 
     #[test]

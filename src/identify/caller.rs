@@ -17,6 +17,10 @@ pub struct Caller {
     pub account: Option<Arc<str>>,
     /// The name of the plan that applies.
     pub plan: Arc<str>,
+    /// The name of the API key, when one was shown: some limits count each key on its own.
+    pub key: Option<Arc<str>>,
+    /// The day on which the account's months begin, from 1 to 31.
+    pub anchor_day: u8,
 }
 
 /// Bytes of an encoded name at most; a longer one is replaced by its hash.

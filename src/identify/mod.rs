@@ -126,7 +126,13 @@ impl Identity {
     fn unknown(&self, inbound: &Inbound<'_>) -> Result<Caller, IdentifyError> {
         let plan = self.anonymous.as_ref().ok_or(IdentifyError::Missing)?;
         let network = self.addresses.network(self.client_address(inbound));
-        Ok(Caller { id: network_id(&network), account: None, plan: Arc::clone(plan) })
+        Ok(Caller {
+            id: network_id(&network),
+            account: None,
+            plan: Arc::clone(plan),
+            key: None,
+            anchor_day: 1,
+        })
     }
 }
 

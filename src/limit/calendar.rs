@@ -18,7 +18,7 @@ pub enum Unit {
     Day,
     /// From Monday's midnight to the next one (ISO 8601).
     Week,
-    /// From the first of a month to the first of the next.
+    /// From the first of a month to the first of the next, or between the days that an account's [`Anchor`] names.
     Month,
 }
 
@@ -44,24 +44,58 @@ impl Unit {
     }
 
     /// The first day of the period that `date` is in.
-    fn first_day(self, date: Date) -> Date {
+    fn first_day(self, date: Date, anchor: Anchor) -> Date {
         match self {
             Self::Day => date,
             Self::Week => date.saturating_sub(i64::from(date.weekday().since(Weekday::Monday)).days()),
-            Self::Month => date.first_of_month(),
+            Self::Month => {
+                let own = anchor.in_month_of(date);
+                if own <= date {
+                    own
+                } else {
+                    anchor.in_month_of(date.first_of_month().saturating_sub(1.day()))
+                }
+            }
         }
     }
 
-    fn next(self, first: Date) -> Date {
-        first.saturating_add(match self {
-            Self::Day => 1.day(),
-            Self::Week => 1.week(),
-            Self::Month => 1.month(),
-        })
+    fn next(self, first: Date, anchor: Anchor) -> Date {
+        match self {
+            Self::Day => first.saturating_add(1.day()),
+            Self::Week => first.saturating_add(1.week()),
+            Self::Month => anchor.in_month_of(first.last_of_month().saturating_add(1.day())),
+        }
     }
 
-    fn previous(self, first: Date) -> Date {
-        self.first_day(first.saturating_sub(1.day()))
+    fn previous(self, first: Date, anchor: Anchor) -> Date {
+        self.first_day(first.saturating_sub(1.day()), anchor)
+    }
+}
+
+/// The day of the month on which an account's months begin, from 1 to 31. In a shorter month it is the last day.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Anchor(u8);
+
+impl Anchor {
+    /// The first of the month: what applies to whom nothing else is said of.
+    pub const FIRST: Self = Self(1);
+
+    /// This day of the month.
+    #[must_use]
+    pub fn on(day: u8) -> Option<Self> {
+        (1..=31).contains(&day).then_some(Self(day))
+    }
+
+    /// The day.
+    #[must_use]
+    pub fn day(self) -> u8 {
+        self.0
+    }
+
+    fn in_month_of(self, date: Date) -> Date {
+        let last = date.last_of_month();
+        let days_before_last = last.day().cast_unsigned().saturating_sub(self.0);
+        last.saturating_sub(i64::from(days_before_last).days())
     }
 }
 
@@ -70,8 +104,9 @@ impl Unit {
 pub struct Calendar {
     unit: Unit,
     zone: TimeZone,
-    /// The last answer: it holds for as long as its period lasts, and working it out takes a microsecond or two.
-    latest: Mutex<Boundaries>,
+    /// The last answer for each anchor: it holds for as long as its period lasts, and working it out takes a microsecond or
+    /// two. Only months have more than one.
+    latest: Box<[Mutex<Boundaries>]>,
 }
 
 impl PartialEq for Calendar {
@@ -94,7 +129,8 @@ impl Calendar {
     /// When there is no such zone.
     pub fn new(unit: Unit, zone: &str) -> Result<Self, UnknownZone> {
         let zone = TimeZone::get(zone).map_err(|_| UnknownZone)?;
-        Ok(Self { unit, zone, latest: Mutex::new(Boundaries([0; 4])) })
+        let anchors = if unit == Unit::Month { 31 } else { 1 };
+        Ok(Self { unit, zone, latest: (0..anchors).map(|_| Mutex::new(Boundaries([0; 4]))).collect() })
     }
 
     /// The length of the periods.
@@ -109,23 +145,23 @@ impl Calendar {
         self.zone.iana_name().unwrap_or("UTC")
     }
 
-    /// The period of `now` and its neighbours.
+    /// The period of `now` and its neighbours, for an account of this anchor.
     #[must_use]
-    pub fn around(&self, now: Micros) -> Boundaries {
-        let mut latest = self.latest.lock();
+    pub fn around(&self, now: Micros, anchor: Anchor) -> Boundaries {
+        let anchor = if self.unit == Unit::Month { anchor } else { Anchor::FIRST };
+        let mut latest = self.latest[usize::from(anchor.0) - 1].lock();
         if !(latest.0[1]..latest.0[2]).contains(&now) {
-            *latest = self.work_out(now);
+            *latest = self.work_out(now, anchor);
         }
         *latest
     }
 
-    fn work_out(&self, now: Micros) -> Boundaries {
+    fn work_out(&self, now: Micros, anchor: Anchor) -> Boundaries {
         let now = Timestamp::from_microsecond(now.cast_signed()).unwrap_or(Timestamp::MAX);
-        let first = self.unit.first_day(self.zone.to_datetime(now).date());
-        let next = self.unit.next(first);
-        Boundaries(
-            [self.unit.previous(first), first, next, self.unit.next(next)].map(|date| self.midnight(date)),
-        )
+        let first = self.unit.first_day(self.zone.to_datetime(now).date(), anchor);
+        let (previous, next) = (self.unit.previous(first, anchor), self.unit.next(first, anchor));
+        let dates = [previous, first, next, self.unit.next(next, anchor)];
+        Boundaries(dates.map(|date| self.midnight(date)))
     }
 
     /// The first moment of a day: midnight, or what there is instead where daylight saving skips midnight.
@@ -155,13 +191,18 @@ mod tests {
     /// The period of a moment, both written as civil times with the zone's offset.
     #[track_caller]
     fn check(unit: Unit, zone: &str, moment: &str, start: &str, end: &str) {
+        check_anchored(unit, 1, zone, moment, start, end);
+    }
+
+    #[track_caller]
+    fn check_anchored(unit: Unit, day: u8, zone: &str, moment: &str, start: &str, end: &str) {
         let micros = |text: &str| {
             let time: Timestamp = text.parse().unwrap();
             time.as_microsecond().cast_unsigned()
         };
         let calendar = Calendar::new(unit, zone).unwrap();
         let now = micros(moment);
-        let period = calendar.around(now).period_of(now).unwrap();
+        let period = calendar.around(now, Anchor::on(day).unwrap()).period_of(now).unwrap();
         assert_eq!(period, Period { start: micros(start), end: micros(end) }, "{zone} {moment}");
     }
 
@@ -175,6 +216,30 @@ mod tests {
         month("2026-01-31T08:00:00Z", "2026-01-01T00:00:00Z", "2026-02-01T00:00:00Z");
         month("2028-02-29T08:00:00Z", "2028-02-01T00:00:00Z", "2028-03-01T00:00:00Z");
         month("2026-12-31T23:00:00Z", "2026-12-01T00:00:00Z", "2027-01-01T00:00:00Z");
+    }
+
+    #[test]
+    fn an_accounts_months_begin_on_its_own_day() {
+        let month = |day, moment, start, end| check_anchored(Unit::Month, day, "UTC", moment, start, end);
+        month(15, "2026-03-14T23:59:59Z", "2026-02-15T00:00:00Z", "2026-03-15T00:00:00Z");
+        month(15, "2026-03-15T00:00:00Z", "2026-03-15T00:00:00Z", "2026-04-15T00:00:00Z");
+        // A month without the day ends on its last one, and the next one is back on the day.
+        month(31, "2026-02-10T00:00:00Z", "2026-01-31T00:00:00Z", "2026-02-28T00:00:00Z");
+        month(31, "2026-02-28T00:00:00Z", "2026-02-28T00:00:00Z", "2026-03-31T00:00:00Z");
+        month(30, "2028-02-29T12:00:00Z", "2028-02-29T00:00:00Z", "2028-03-30T00:00:00Z");
+        month(29, "2026-02-28T12:00:00Z", "2026-02-28T00:00:00Z", "2026-03-29T00:00:00Z");
+        month(31, "2026-12-31T12:00:00Z", "2026-12-31T00:00:00Z", "2027-01-31T00:00:00Z");
+        month(1, "2026-12-31T12:00:00Z", "2026-12-01T00:00:00Z", "2027-01-01T00:00:00Z");
+        // And with daylight saving in between.
+        check_anchored(
+            Unit::Month,
+            29,
+            "Europe/Berlin",
+            "2026-03-29T00:00:00+01:00",
+            "2026-03-29T00:00:00+01:00",
+            "2026-04-29T00:00:00+02:00",
+        );
+        assert_eq!([0, 32].map(Anchor::on), [None, None]);
     }
 
     #[test]
@@ -209,7 +274,7 @@ mod tests {
     fn a_store_whose_clock_differs_picks_its_own_period() {
         let calendar = Calendar::new(Unit::Day, "UTC").unwrap();
         let day = 86_400_000_000;
-        let boundaries = calendar.around(10 * day + 5);
+        let boundaries = calendar.around(10 * day + 5, Anchor::FIRST);
         assert_eq!(boundaries.period_of(9 * day), Some(Period { start: 9 * day, end: 10 * day }));
         assert_eq!(boundaries.period_of(12 * day - 1), Some(Period { start: 11 * day, end: 12 * day }));
         assert_eq!((boundaries.period_of(9 * day - 1), boundaries.period_of(12 * day)), (None, None));

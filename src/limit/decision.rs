@@ -1,8 +1,10 @@
 //! What a store answers: allowed or denied, with the state of every limit that applies.
 
+use std::num::NonZeroU64;
+
 use smallvec::SmallVec;
 
-use super::algorithm::Standing;
+use super::algorithm::{self, Role, Standing};
 use super::rule::Rule;
 use crate::clock::Micros;
 
@@ -18,6 +20,16 @@ pub enum Source {
 }
 
 impl Source {
+    /// Who decided when a first part was decided by this one and the second by `other`: where they differ, the one that the
+    /// operator would want to know of.
+    pub(super) fn with(self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Local, _) | (_, Self::Local) => Self::Local,
+            (Self::Store, _) | (_, Self::Store) => Self::Store,
+            (Self::None, Self::None) => Self::None,
+        }
+    }
+
     /// The word used in metrics and logs.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -35,48 +47,80 @@ pub type States = SmallVec<[Standing; 4]>;
 /// The answer to one charge: all or nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
-    /// Whether the request passes, and every limit that it fits was charged (`true`), or none was (`false`).
+    /// Whether the request passes and its limits were charged (`true`; see [`charged`](Self::charged)), or none was (`false`).
     pub allowed: bool,
-    /// One state per rule, in the rules' order.
+    /// When it was made, by the store's clock, in microseconds since 1970. Redis runs one script at a time and none takes
+    /// less than a microsecond, so this also orders all decisions of a node.
+    pub at: Micros,
+    /// One state per rule, in the rules' order. Where a request is refused by its caller's own limits, those of a pool are
+    /// not asked, and there is no state of them.
     pub states: States,
-    /// The indexes of the limits that do not fit the request and are enforced.
-    refusing: SmallVec<[usize; 2]>,
-    /// The indexes of those that are not enforced.
-    would_refuse: SmallVec<[usize; 2]>,
+    roles: SmallVec<[Role; 4]>,
 }
 
 impl Decision {
-    /// The answer that these states of these rules amount to: allowed if and only if the request fits every limit that is
-    /// enforced.
+    /// The answer that these states of these rules amount to, for a caller of this [`draw`](super::rule::draw): allowed if
+    /// and only if the request fits every limit that is enforced.
     #[must_use]
-    pub fn new(states: States, rules: &[Rule]) -> Self {
-        let unfit = states.iter().zip(rules).enumerate().filter(|(_, (state, _))| state.wait != Some(0));
-        let (mut refusing, mut would_refuse) = (SmallVec::new(), SmallVec::new());
-        for (index, (_, rule)) in unfit {
-            if rule.shadow { would_refuse.push(index) } else { refusing.push(index) }
+    pub fn new(at: Micros, states: States, rules: &[Rule], draw: u8) -> Self {
+        let roles: SmallVec<[Role; 4]> =
+            rules.iter().take(states.len()).map(|rule| rule.role(draw)).collect();
+        let refuses = |(state, role): (&Standing, &Role)| state.wait != Some(0) && *role == Role::Enforced;
+        Self { allowed: !states.iter().zip(&roles).any(refuses), at, states, roles }
+    }
+
+    /// This decision on the caller's own limits, which allowed the request, with the one on the pool behind it. If the pool
+    /// refuses, the others are shown as they stand after `cost` was given back.
+    #[must_use]
+    pub fn with_pool(mut self, pool: Self, rules: &[Rule], cost: NonZeroU64) -> Self {
+        if !pool.allowed {
+            let charged: SmallVec<[bool; 4]> = self.charged().collect();
+            for ((state, rule), _) in
+                self.states.iter_mut().zip(rules).zip(charged).filter(|(_, charged)| *charged)
+            {
+                state.give_back(cost, rule.algorithm.capacity());
+            }
         }
-        Self { allowed: refusing.is_empty(), states, refusing, would_refuse }
+        self.allowed = pool.allowed;
+        self.states.extend(pool.states);
+        self.roles.extend(pool.roles);
+        self
+    }
+
+    /// For each limit, whether it was charged.
+    pub fn charged(&self) -> impl Iterator<Item = bool> + '_ {
+        algorithm::charged(self.roles.iter().copied().zip(self.states.iter().copied()))
+    }
+
+    /// Whether clients are told of the limit of this index: one that only watches is the operator's business.
+    #[must_use]
+    pub fn shows(&self, index: usize) -> bool {
+        self.roles.get(index) == Some(&Role::Enforced)
     }
 
     /// The indexes of the limits that refuse.
     pub fn refusing(&self) -> impl Iterator<Item = usize> + '_ {
-        self.refusing.iter().copied()
+        self.unfit().filter(|&index| self.shows(index))
     }
 
     /// The limit with the longest wait: the one to name when only one can be named.
     #[must_use]
     pub fn binding(&self) -> Option<usize> {
-        self.longest_wait(&self.refusing)
+        self.longest_wait(self.refusing())
     }
 
     /// The limit that would refuse the request if it were enforced, when the request passes.
     #[must_use]
     pub fn would_refuse(&self) -> Option<usize> {
-        self.longest_wait(&self.would_refuse).filter(|_| self.allowed)
+        self.longest_wait(self.unfit()).filter(|_| self.allowed)
     }
 
-    fn longest_wait(&self, indexes: &[usize]) -> Option<usize> {
-        indexes.iter().copied().max_by_key(|&index| self.states[index].wait.unwrap_or(Micros::MAX))
+    fn unfit(&self) -> impl Iterator<Item = usize> + '_ {
+        (0..self.states.len()).filter(|&index| self.states[index].wait != Some(0))
+    }
+
+    fn longest_wait(&self, indexes: impl Iterator<Item = usize>) -> Option<usize> {
+        indexes.max_by_key(|&index| self.states[index].wait.unwrap_or(Micros::MAX))
     }
 
     /// Microseconds until the request would pass if nothing else is admitted meanwhile: the longest wait of all

@@ -5,7 +5,7 @@
 
 use std::fmt::Write;
 
-use super::algorithm::{Algorithm, Micros, Standing};
+use super::algorithm::{Algorithm, Micros, Role, Standing};
 use super::decision::Decision;
 use super::rule::Rule;
 
@@ -24,12 +24,12 @@ pub enum Style {
 
 const SECOND: Micros = 1_000_000;
 
-/// `"burst";q=10;w=1, "minute";q=300;w=60`: constant for a plan on a route, so it is made once, at load.
+/// `"burst";q=10;w=1, "minute";q=300;w=60`: the limits that are enforced for a caller of this [`draw`](super::rule::draw).
 ///
 /// `w` is whole seconds in the draft; a window of, say, 1500 ms has none.
 #[must_use]
-pub fn policy(rules: &[Rule]) -> String {
-    list(rules.iter().filter(|rule| !rule.shadow), |text, rule| {
+pub fn policy(rules: &[Rule], draw: u8) -> String {
+    list(rules.iter().filter(|rule| rule.role(draw) == Role::Enforced), |text, rule| {
         let (limit, per) = quota(rule);
         if rule.lends_slots() {
             write!(text, "\"{}\";q={limit};qu=\"concurrent-requests\"", rule.name)
@@ -45,8 +45,8 @@ pub fn policy(rules: &[Rule]) -> String {
 /// when nothing is used.
 #[must_use]
 pub fn state(rules: &[Rule], decision: &Decision) -> String {
-    let states = rules.iter().zip(&decision.states).filter(|(rule, _)| !rule.shadow);
-    list(states, |text, (rule, state)| match state.next {
+    let states = rules.iter().zip(&decision.states).enumerate().filter(|(index, _)| decision.shows(*index));
+    list(states, |text, (_, (rule, state))| match state.next {
         0 => write!(text, "\"{}\";r={}", rule.name, state.remaining),
         next => write!(text, "\"{}\";r={};t={}", rule.name, state.remaining, seconds(next)),
     })
@@ -66,9 +66,8 @@ pub struct Tightest {
 /// The limit that refuses, else the one with the least left; `None` without limits.
 #[must_use]
 pub fn tightest(rules: &[Rule], decision: &Decision) -> Option<Tightest> {
-    let enforced =
-        || (0..decision.states.len()).filter(|&index| rules.get(index).is_some_and(|rule| !rule.shadow));
-    let least = || enforced().min_by_key(|&index| decision.states[index].remaining);
+    let shown = || (0..decision.states.len()).filter(|&index| decision.shows(index));
+    let least = || shown().min_by_key(|&index| decision.states[index].remaining);
     let index = decision.binding().or_else(least)?;
     let Standing { remaining, next, .. } = decision.states[index];
     let (limit, _) = quota(rules.get(index)?);
@@ -136,12 +135,12 @@ mod tests {
 
     fn decision(states: &[(Option<Micros>, u64, Micros)]) -> Decision {
         let states = states.iter().map(|&(wait, remaining, next)| Standing { wait, remaining, next });
-        Decision::new(states.collect(), &rules())
+        Decision::new(0, states.collect(), &rules(), 0)
     }
 
     #[test]
     fn the_policy_names_every_limit() {
-        assert_eq!(policy(&rules()), r#""burst";q=10;w=1, "minute";q=300;w=60, "odd";q=300"#);
+        assert_eq!(policy(&rules(), 0), r#""burst";q=10;w=1, "minute";q=300;w=60, "odd";q=300"#);
     }
 
     #[test]

@@ -5,13 +5,16 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
+use super::Tally;
 use super::decision::{Decision, Source};
-use super::rule::OnFailure;
-use super::rule::Rule;
+use super::rule::{OnFailure, Rule, Scope};
 use super::store::{
-    Charge, Guarded, MemorySlots, MemoryStore, OpenError, RedisSlot, Store, StoreError, StoreKind,
+    Charge, Guarded, MemorySlots, MemoryStore, OpenError, Place, RedisSlot, Settlement, Store, StoreError,
+    StoreKind,
 };
-use crate::clock;
+use crate::clock::{self, Micros};
 
 /// Decides whether requests may pass. One for each worker thread; the memory behind all of them is shared.
 #[derive(Debug)]
@@ -69,7 +72,9 @@ pub struct Ruling {
     /// The question to the configured store; `None` when there was nothing to ask.
     pub asked: Option<Asked>,
     /// The slots that the request holds until this is dropped, if a concurrency limit lends any.
-    pub slots: Option<Slots>,
+    pub slots: SmallVec<[Slots; 1]>,
+    /// What it takes to settle what was charged.
+    pub receipts: Receipts,
 }
 
 /// Slots of concurrency limits that one request holds. Dropping them gives them back.
@@ -79,6 +84,29 @@ pub enum Slots {
     Memory(MemorySlots),
     /// In Redis.
     Redis(RedisSlot),
+}
+
+/// What it takes to settle the charges of one request: one for its caller's limits, one for a pool's.
+#[derive(Debug, Default)]
+pub struct Receipts {
+    own: Option<Receipt>,
+    pool: Option<Receipt>,
+}
+
+/// One charge that was made.
+#[derive(Debug)]
+struct Receipt {
+    at: Micros,
+    /// For each of the rules, whether it was charged.
+    charged: SmallVec<[bool; 4]>,
+    kept: Kept,
+}
+
+/// Where a charge was written.
+#[derive(Debug, Clone, Copy)]
+enum Kept {
+    Memory(Place),
+    Redis,
 }
 
 /// One question to the configured store.
@@ -97,10 +125,10 @@ impl Limiter {
     ///
     /// # Errors
     /// When the address of Redis cannot be understood. A Redis that is away is no error.
-    pub fn new(kind: &StoreKind, memory: Arc<MemoryStore>) -> Result<Self, OpenError> {
+    pub fn new(kind: &StoreKind, memory: Arc<MemoryStore>, tally: Arc<Tally>) -> Result<Self, OpenError> {
         let redis = match kind {
             StoreKind::Memory => None,
-            StoreKind::Redis(settings) => Some(Guarded::new(settings)?),
+            StoreKind::Redis(settings) => Some(Guarded::new(settings, tally)?),
         };
         Ok(Self { memory, redis, leases: LeaseIds::new() })
     }
@@ -114,35 +142,60 @@ impl Limiter {
 
     /// Charges every limit of the request, or none. Without a [`Pass`] a limit refuses, as the decision says; or, where
     /// there is no decision, the store is away and `on_failure` is `deny`.
+    ///
+    /// The limits of a pool are asked behind the caller's own, in a step of their own: they are counted for everybody, and so
+    /// somewhere else. When they refuse, the caller gets back what was charged.
     pub async fn admit(&self, charge: Charge<'_>, on_failure: OnFailure) -> (Ruling, Option<Pass>) {
+        let lease = self.lease_for(charge);
+        let charge = Charge { lease: &lease, ..charge };
+        let (own, pool) = parts(charge);
+        let (mut ruling, pass) = self.admit_part(own, on_failure).await;
+        let Some(pool) = pool.filter(|_| pass.is_some()) else {
+            return (ruling, pass);
+        };
+        let (of_pool, pass) = self.admit_part(pool, on_failure).await;
+        if pass.is_none() {
+            self.settle_part(own, ruling.receipts.own.take(), 0);
+            ruling.slots.clear();
+        }
+        (ruling.with_pool(of_pool, own), pass)
+    }
+
+    /// Puts the charge of a request right that did cost `spent` units. Nobody waits for it.
+    pub fn settle(&self, charge: Charge<'_>, receipts: Receipts, spent: u64) {
+        if spent == charge.cost.get() {
+            return;
+        }
+        let (own, pool) = parts(charge);
+        self.settle_part(own, receipts.own, spent);
+        if let Some(pool) = pool {
+            self.settle_part(pool, receipts.pool, spent);
+        }
+    }
+
+    /// Decides on the limits of one caller, or of one pool.
+    async fn admit_part(&self, charge: Charge<'_>, on_failure: OnFailure) -> (Ruling, Option<Pass>) {
         if charge.rules.is_empty() {
             return (uncounted(None), Some(Pass::granted()));
         }
         let started = clock::instant();
         let Some(redis) = &self.redis else {
-            let (decision, slots) = self.memory.admit(charge);
+            let (decision, place, slots) = self.memory.admit(charge);
             let asked = Asked { store: "memory", took: started.elapsed(), error: None };
-            return counted(decision, slots.map(Slots::Memory), Source::Store, asked);
+            return counted(decision, Kept::Memory(place), slots.map(Slots::Memory), Source::Store, asked);
         };
-        let lease = self.lease_for(charge);
-        let charge = Charge { lease: &lease, ..charge };
         let answer = redis.decide(charge).await;
         let took = started.elapsed();
         match answer {
             Ok(decision) => {
-                let slots = if decision.allowed { redis.slots(charge) } else { None };
+                let slots = redis.slots(charge, &decision).map(Slots::Redis);
                 let asked = Asked { store: "redis", took, error: None };
-                counted(decision, slots.map(Slots::Redis), Source::Store, asked)
+                counted(decision, Kept::Redis, slots, Source::Store, asked)
             }
             Err(error) => {
                 self.without_store(charge, on_failure, Asked { store: "redis", took, error: Some(error) })
             }
         }
-    }
-
-    /// A new id if one of the limits lends slots.
-    fn lease_for(&self, charge: Charge<'_>) -> String {
-        if charge.rules.iter().any(Rule::lends_slots) { self.leases.next() } else { String::new() }
     }
 
     fn without_store(
@@ -153,20 +206,89 @@ impl Limiter {
     ) -> (Ruling, Option<Pass>) {
         match on_failure {
             OnFailure::Local => {
-                let (decision, slots) = self.memory.admit(charge);
-                counted(decision, slots.map(Slots::Memory), Source::Local, asked)
+                let (decision, place, slots) = self.memory.admit(charge);
+                counted(decision, Kept::Memory(place), slots.map(Slots::Memory), Source::Local, asked)
             }
             OnFailure::Allow => (uncounted(Some(asked)), Some(Pass::granted())),
             OnFailure::Deny => (uncounted(Some(asked)), None),
         }
     }
+
+    fn settle_part(&self, charge: Charge<'_>, receipt: Option<Receipt>, spent: u64) {
+        let Some(receipt) = receipt else { return };
+        let settlement = Settlement { charge, charged: &receipt.charged, at: receipt.at, spent };
+        match (receipt.kept, &self.redis) {
+            (Kept::Memory(place), _) => self.memory.settle(settlement, place),
+            (Kept::Redis, Some(redis)) => redis.settle(settlement),
+            // Only a limiter that has a Redis gives such a receipt.
+            (Kept::Redis, None) => {}
+        }
+    }
+
+    /// A new id if one of the limits lends slots.
+    fn lease_for(&self, charge: Charge<'_>) -> String {
+        if charge.rules.iter().any(Rule::lends_slots) { self.leases.next() } else { String::new() }
+    }
 }
 
-fn counted(decision: Decision, slots: Option<Slots>, source: Source, asked: Asked) -> (Ruling, Option<Pass>) {
+/// The caller's own limits of a charge, and those of the pool.
+fn parts(charge: Charge<'_>) -> (Charge<'_>, Option<Charge<'_>>) {
+    let own = charge.rules.partition_point(|rule| rule.scope != Scope::Pool);
+    let (own, pool) = charge.rules.split_at(own);
+    let pool = (!pool.is_empty()).then_some(Charge { caller: charge.pool, rules: pool, ..charge });
+    (Charge { rules: own, ..charge }, pool)
+}
+
+impl Ruling {
+    /// This ruling on the caller's own limits, which let the request pass, with the one on the pool.
+    fn with_pool(self, pool: Self, own: Charge<'_>) -> Self {
+        let decision = match (self.decision, pool.decision) {
+            (Some(decision), Some(of_pool)) => Some(decision.with_pool(of_pool, own.rules, own.cost)),
+            (None, of_pool) if own.rules.is_empty() => of_pool,
+            // Without an answer on one of them there is no decision on all.
+            _ => None,
+        };
+        let mut slots = self.slots;
+        slots.extend(pool.slots);
+        Self {
+            decision,
+            source: self.source.with(pool.source),
+            asked: Asked::both(self.asked, pool.asked),
+            slots,
+            receipts: Receipts { own: self.receipts.own, pool: pool.receipts.own },
+        }
+    }
+}
+
+impl Asked {
+    /// Two questions, one after the other, as one.
+    fn both(first: Option<Self>, second: Option<Self>) -> Option<Self> {
+        match (first, second) {
+            (Some(first), Some(second)) => Some(Self {
+                store: second.store,
+                took: first.took + second.took,
+                error: second.error.or(first.error),
+            }),
+            (first, second) => second.or(first),
+        }
+    }
+}
+
+fn counted(
+    decision: Decision,
+    kept: Kept,
+    slots: Option<Slots>,
+    source: Source,
+    asked: Asked,
+) -> (Ruling, Option<Pass>) {
     let pass = decision.allowed.then(Pass::granted);
-    (Ruling { decision: Some(decision), source, asked: Some(asked), slots }, pass)
+    let receipt = || Receipt { at: decision.at, charged: decision.charged().collect(), kept };
+    let receipts = Receipts { own: pass.is_some().then(receipt), pool: None };
+    let slots = slots.into_iter().collect();
+    (Ruling { decision: Some(decision), source, asked: Some(asked), slots, receipts }, pass)
 }
 
 fn uncounted(asked: Option<Asked>) -> Ruling {
-    Ruling { decision: None, source: Source::None, asked, slots: None }
+    let (slots, receipts) = (SmallVec::new(), Receipts::default());
+    Ruling { decision: None, source: Source::None, asked, slots, receipts }
 }

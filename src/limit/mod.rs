@@ -10,8 +10,10 @@ pub mod headers;
 mod limiter;
 mod rule;
 pub mod store;
+mod tally;
 
-pub use calendar::{Boundaries, Calendar, Unit, UnknownZone};
+pub use calendar::{Anchor, Boundaries, Calendar, Unit, UnknownZone};
 pub use decision::{Decision, Source, States};
-pub use limiter::{Asked, Limiter, Pass, Ruling, Slots};
-pub use rule::{OnFailure, Rule, Scope};
+pub use limiter::{Asked, Limiter, Pass, Receipts, Ruling, Slots};
+pub use rule::{Enforcement, OnFailure, Rule, Scope, draw};
+pub use tally::Tally;

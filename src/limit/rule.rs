@@ -1,9 +1,10 @@
 //! One limit of a plan, resolved: everything in it is valid and nothing is looked up again.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
-use super::algorithm::{Algorithm, Micros, Period, Quota};
-use super::calendar::{Boundaries, Calendar};
+use super::algorithm::{Algorithm, Micros, Period, Quota, Role};
+use super::calendar::{Anchor, Boundaries, Calendar};
 
 /// What one counter covers.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -12,6 +13,35 @@ pub enum Scope {
     Plan,
     /// A caller on one route. Written `route.NAME` in keys.
     Route(Arc<str>),
+    /// One API key of a caller. Written `key.NAME` in keys; a caller without one is a key of its own, `key`.
+    Key,
+    /// Everybody on a route together. Written `pool` in keys, behind `pool.ROUTE` in the caller's place.
+    Pool,
+}
+
+/// Whether a limit refuses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Enforcement {
+    /// It does.
+    On,
+    /// It does for this percentage of the callers, from 1 to 99, and only watches the others. Who belongs to them depends
+    /// on the caller alone, and a larger percentage takes nobody out.
+    Percent(u8),
+    /// It only watches.
+    Shadow,
+    /// It only watches, together with the other candidates of its plan; see [`Role::Candidate`].
+    Candidate,
+}
+
+/// Where a caller stands in the order in which percentages take callers in, from 0 to 99.
+///
+/// FNV-1a (Fowler, Noll, Vo 1991) over the caller: the same in every gateway and every version.
+#[must_use]
+pub fn draw(caller: &str) -> u8 {
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    let hash = caller.bytes().fold(0xcbf2_9ce4_8422_2325, step);
+    // The upper half is the better mixed one.
+    u8::try_from(((hash >> 32) * 100) >> 32).unwrap_or(99)
 }
 
 /// One limit of a plan: a name, a scope, an algorithm.
@@ -23,12 +53,13 @@ pub struct Rule {
     pub scope: Scope,
     /// How it counts.
     pub algorithm: Algorithm,
-    /// Whether it only watches: what it would refuse is counted, and passes.
-    pub shadow: bool,
+    /// Whether it refuses.
+    pub enforcement: Enforcement,
     /// Where the periods of a quota begin; `None` for the other algorithms.
     pub calendar: Option<Arc<Calendar>>,
-    /// `scope:name`, the part of the store key behind the caller; `scope:name:leases` of a concurrency limit.
-    pub key: Arc<str>,
+    /// `scope:name`, the part of the store key behind the caller; `scope:name:leases` of a concurrency limit, and
+    /// `:name` without its scope where that is the caller's key.
+    key: Arc<str>,
 }
 
 impl Rule {
@@ -41,17 +72,63 @@ impl Rule {
         let scoped = match &scope {
             Scope::Plan => format!("plan:{name}"),
             Scope::Route(route) => format!("route.{route}:{name}"),
+            Scope::Key => format!(":{name}"),
+            Scope::Pool => format!("pool:{name}"),
         };
         // Leases are kept in another kind of value than everything else, and so under another key.
         let key =
             if matches!(algorithm, Algorithm::Concurrency(_)) { format!("{scoped}:leases") } else { scoped };
-        Self { name: name.into(), scope, algorithm, shadow: false, calendar: None, key: key.into() }
+        let enforcement = Enforcement::On;
+        Self { name: name.into(), scope, algorithm, enforcement, calendar: None, key: key.into() }
     }
 
     /// The same limit, refusing nobody.
     #[must_use]
     pub fn in_shadow(self) -> Self {
-        Self { shadow: true, ..self }
+        Self { enforcement: Enforcement::Shadow, ..self }
+    }
+
+    /// The same limit, refusing some callers only.
+    #[must_use]
+    pub fn for_percent(self, percent: u8) -> Self {
+        Self { enforcement: Enforcement::Percent(percent), ..self }
+    }
+
+    /// The same limit as a candidate. It counts under a name of its own, `candidate/NAME`, as the limit that it may replace
+    /// has the same name.
+    #[must_use]
+    pub fn as_candidate(self) -> Self {
+        let candidate = format!("candidate/{}", self.name);
+        let named =
+            Self { enforcement: Enforcement::Candidate, ..Self::new(&candidate, self.scope, self.algorithm) };
+        Self { calendar: self.calendar, ..named }
+    }
+
+    /// Whether it matters where a caller stands in the order of percentages.
+    #[must_use]
+    pub fn draws(&self) -> bool {
+        matches!(self.enforcement, Enforcement::Percent(_))
+    }
+
+    /// How it takes part in a decision about the caller of this [`draw`].
+    #[must_use]
+    pub fn role(&self, draw: u8) -> Role {
+        match self.enforcement {
+            Enforcement::Percent(percent) if draw < percent => Role::Enforced,
+            Enforcement::On => Role::Enforced,
+            Enforcement::Percent(_) | Enforcement::Shadow => Role::Shadow,
+            Enforcement::Candidate => Role::Candidate,
+        }
+    }
+
+    /// The part of the store key behind the caller, for a request with this API key; empty when it has none.
+    #[must_use]
+    pub fn key(&self, api_key: &str) -> Cow<'_, Arc<str>> {
+        match self.scope {
+            Scope::Key if api_key.is_empty() => Cow::Owned(format!("key{}", self.key).into()),
+            Scope::Key => Cow::Owned(format!("key.{api_key}{}", self.key).into()),
+            Scope::Plan | Scope::Route(_) | Scope::Pool => Cow::Borrowed(&self.key),
+        }
     }
 
     /// Whether the limit lends slots, which come back when the request has ended.
@@ -66,16 +143,16 @@ impl Rule {
         Self { calendar: Some(Arc::new(calendar)), ..Self::new(name, scope, Algorithm::Quota(quota)) }
     }
 
-    /// The period that `now`, in microseconds since 1970, falls into.
+    /// The period that `now`, in microseconds since 1970, falls into, for an account of this anchor.
     #[must_use]
-    pub fn period_of(&self, now: Micros) -> Period {
-        self.boundaries_around(now).period_of(now).unwrap_or(Period::NONE)
+    pub fn period_of(&self, now: Micros, anchor: Anchor) -> Period {
+        self.boundaries_around(now, anchor).period_of(now).unwrap_or(Period::NONE)
     }
 
     /// The periods around `now`, in microseconds since 1970; all zero for a rule that is no quota.
     #[must_use]
-    pub fn boundaries_around(&self, now: Micros) -> Boundaries {
-        self.calendar.as_ref().map_or(Boundaries([0; 4]), |calendar| calendar.around(now))
+    pub fn boundaries_around(&self, now: Micros, anchor: Anchor) -> Boundaries {
+        self.calendar.as_ref().map_or(Boundaries([0; 4]), |calendar| calendar.around(now, anchor))
     }
 
     /// What the limit allows, for people: `20 in any 1 min`.

@@ -220,14 +220,14 @@ impl From<IdentifyError> for Rejection {
 pub fn limit_fields(
     answer: &mut HeaderMap,
     style: Style,
-    policy_field: Option<&HeaderValue>,
+    policy_field: impl FnOnce() -> Option<HeaderValue>,
     rules: &[Rule],
     decision: &Decision,
 ) {
     if matches!(style, Style::Draft11 | Style::Both) {
         let state = HeaderValue::from_str(&headers::state(rules, decision)).ok();
-        if let Some((policy, state)) = policy_field.zip(state) {
-            answer.insert(RATE_LIMIT_POLICY, policy.clone());
+        if let Some((policy, state)) = policy_field().zip(state) {
+            answer.insert(RATE_LIMIT_POLICY, policy);
             answer.insert(RATE_LIMIT, state);
         }
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use serde::Serialize;
 use tracing_appender::non_blocking::{NonBlocking, NonBlockingBuilder, WorkerGuard};
 
-use super::Exchange;
+use super::{Exchange, Settlement};
 
 /// A worker hands its lines over once it holds so many bytes,
 const BATCH_BYTES: usize = 16 * 1024;
@@ -74,6 +74,15 @@ struct Line<'a> {
     decision: &'static str,
     /// The limit that refused; empty when none did.
     limit: &'a str,
+    /// Units taken from each limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cost: Option<u64>,
+    /// Units that the request did cost in the end, where that is something else.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    spent: Option<u64>,
+    /// Microseconds since 1970, by the store's clock: the order of all decisions of a store.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    decided_at: Option<u64>,
     source: &'static str,
     status: u16,
     duration_ms: f64,
@@ -146,6 +155,9 @@ impl<'a> Line<'a> {
             account: exchange.account,
             decision: exchange.outcome.as_str(),
             limit: exchange.limit,
+            cost: exchange.cost,
+            spent: exchange.settlement.and_then(Settlement::spent),
+            decided_at: exchange.decided_at,
             source: exchange.source,
             status: exchange.status,
             duration_ms: milliseconds(exchange.took),

@@ -9,7 +9,7 @@ use prometheus::{
     Registry, TextEncoder,
 };
 
-use super::Exchange;
+use super::{Exchange, Settlement};
 
 /// Seconds, from far below a millisecond (the gateway's own time) to the longest answers worth telling apart.
 const LATENCY: &[f64] = &[
@@ -85,6 +85,10 @@ metrics! {
     upstream_seconds: HistogramVec "tollgate_upstream_seconds" ["upstream", "code"] buckets LATENCY;
     /// Seconds that the store was asked, by how that ended.
     store_seconds: HistogramVec "tollgate_store_seconds" ["store", "result"] buckets FINE;
+    /// Charges that were put right behind the answer, by kind: less than reserved, more, or a cost that is no number.
+    settlements: IntCounterVec "tollgate_settlements_total" ["plan", "route", "kind"];
+    /// Messages to Redis that were lost, since the start: charges not settled, slots that wait for their lease to end.
+    messages_lost: IntGauge "tollgate_store_messages_lost" [];
     /// Requests that are being worked on.
     in_flight: IntGauge "tollgate_requests_in_flight" [];
     /// Callers that the memory store holds.
@@ -129,6 +133,7 @@ struct Series {
     overhead_seconds: Histogram,
     upstream_seconds: Option<Histogram>,
     store_seconds: Option<Histogram>,
+    settlements: Option<IntCounter>,
 }
 
 impl Counter {
@@ -160,6 +165,7 @@ impl Counter {
             upstream,
             store[0],
             store[1],
+            exchange.settlement.map_or("", Settlement::as_str),
         ];
         self.key.clear();
         self.key.extend_from_slice(&exchange.status.to_be_bytes());
@@ -191,6 +197,9 @@ impl Series {
             overhead_seconds: metrics.overhead_seconds.with_label_values(&[route]),
             upstream_seconds,
             store_seconds,
+            settlements: exchange
+                .settlement
+                .map(|kind| metrics.settlements.with_label_values(&[plan, route, kind.as_str()])),
         }
     }
 
@@ -199,6 +208,9 @@ impl Series {
         self.request_seconds.observe(exchange.took.as_secs_f64());
         if let Some(decisions) = &self.decisions {
             decisions.inc();
+        }
+        if let Some(settlements) = &self.settlements {
+            settlements.inc();
         }
         if let Some(overhead) = exchange.overhead {
             self.overhead_seconds.observe(overhead.as_secs_f64());
@@ -252,7 +264,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("tollgate_requests_in_flight 1\n"), "{text}");
-        assert_eq!(Metrics::NAMES.len(), 11);
+        assert_eq!(Metrics::NAMES.len(), 13);
     }
 
     /// The names of metrics in `text`, without what a histogram adds to them.

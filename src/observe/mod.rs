@@ -31,6 +31,12 @@ pub struct Exchange<'a> {
     pub outcome: Outcome,
     /// The limit that refused or, in shadow, would have; or nothing.
     pub limit: &'a str,
+    /// Units that the request took from each limit; `None` when nobody counted.
+    pub cost: Option<u64>,
+    /// How the charge was put right behind the answer.
+    pub settlement: Option<Settlement>,
+    /// When it was decided, by the store's clock, in microseconds since 1970.
+    pub decided_at: Option<u64>,
     /// Who decided.
     pub source: &'static str,
     /// The status that was answered; 499 when the client left before there was one.
@@ -97,6 +103,38 @@ impl Outcome {
     }
 }
 
+/// How a charge was put right behind the answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Settlement {
+    /// The request did cost so many units, less than it took.
+    Refund(u64),
+    /// It did cost so many, more than it took.
+    Surcharge(u64),
+    /// The backend named a cost that nobody understands, and what it took stays taken.
+    Unclear,
+}
+
+impl Settlement {
+    /// The `kind` label.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Refund(_) => "refund",
+            Self::Surcharge(_) => "surcharge",
+            Self::Unclear => "unclear",
+        }
+    }
+
+    /// What the request did cost, if that is known.
+    #[must_use]
+    pub fn spent(self) -> Option<u64> {
+        match self {
+            Self::Refund(spent) | Self::Surcharge(spent) => Some(spent),
+            Self::Unclear => None,
+        }
+    }
+}
+
 /// How a question to the store ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoreResult {
@@ -104,6 +142,8 @@ pub enum StoreResult {
     Ok,
     /// The budget ran out.
     Timeout,
+    /// What it holds is damaged, or was written by another version.
+    Unreadable,
     /// It could not be reached, or answered with an error.
     Error,
 }
@@ -115,6 +155,7 @@ impl StoreResult {
         match self {
             Self::Ok => "ok",
             Self::Timeout => "timeout",
+            Self::Unreadable => "unreadable",
             Self::Error => "error",
         }
     }

@@ -15,7 +15,7 @@ use crate::limit::{OnFailure, Rule, headers};
 pub struct Plan {
     /// Its name in the configuration.
     pub name: Arc<str>,
-    /// Limits over all routes.
+    /// Limits over all routes, those of single keys and candidates included.
     pub limits: Vec<Rule>,
     /// Further limits of single routes, by route name.
     pub routes: HashMap<Arc<str>, Vec<Rule>>,
@@ -49,12 +49,31 @@ pub struct PolicyParts {
 pub struct Offer {
     /// The route.
     pub route: Arc<Route>,
-    /// All limits that apply, the plan's own first.
+    /// All limits that apply: the plan's own first, those of the route's pool last.
     pub rules: Arc<[Rule]>,
+    /// What stands in the caller's place in the keys of the pool.
+    pub pool: Box<str>,
     /// What to do when the store cannot answer.
     pub on_failure: OnFailure,
-    /// The `RateLimit-Policy` field; `None` without limits.
-    pub policy_field: Option<HeaderValue>,
+    /// The `RateLimit-Policy` field; `None` without limits, or where it depends on the caller.
+    policy_field: Option<HeaderValue>,
+}
+
+impl Offer {
+    /// The `RateLimit-Policy` field for a caller of this [`draw`](crate::limit::draw); `None` without limits that are
+    /// enforced.
+    #[must_use]
+    pub fn policy_field(&self, draw: u8) -> Option<HeaderValue> {
+        if self.rules.iter().any(Rule::draws) {
+            policy_field(&self.rules, draw)
+        } else {
+            self.policy_field.clone()
+        }
+    }
+}
+
+fn policy_field(rules: &[Rule], draw: u8) -> Option<HeaderValue> {
+    HeaderValue::from_str(&headers::policy(rules, draw)).ok().filter(|field| !field.is_empty())
 }
 
 /// Why a policy cannot be built.
@@ -118,12 +137,12 @@ fn offer(plan: &Plan, route: &Arc<Route>, fallback: OnFailure) -> Option<Arc<Off
         return None;
     }
     let own = plan.routes.get(&route.name).into_iter().flatten();
-    let rules: Arc<[Rule]> = plan.limits.iter().chain(own).cloned().collect();
-    let policy_field = HeaderValue::from_str(&headers::policy(&rules)).ok().filter(|_| !rules.is_empty());
+    let rules: Arc<[Rule]> = plan.limits.iter().chain(own).chain(&route.pool).cloned().collect();
     Some(Arc::new(Offer {
         route: Arc::clone(route),
+        pool: route.pool_id().into(),
+        policy_field: policy_field(&rules, 0),
         on_failure: route.on_failure.or(plan.on_failure).unwrap_or(fallback),
         rules,
-        policy_field,
     }))
 }

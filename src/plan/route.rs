@@ -8,14 +8,14 @@
 //! for, so `/v1/%40me` cannot slip past a route for `/v1/@me`.
 
 use std::collections::BTreeMap;
-use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use actix_web::http::Method;
 
+use super::cost::Cost;
 use crate::inbound::METHODS;
 use crate::inbound::path::{self, CanonicalPath, PathError, PathRules};
-use crate::limit::OnFailure;
+use crate::limit::{OnFailure, Rule};
 
 /// One route.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,14 +26,24 @@ pub struct Route {
     pub pattern: Pattern,
     /// Methods it serves.
     pub methods: Methods,
-    /// Units a request takes.
-    pub cost: NonZeroU64,
+    /// What a request costs.
+    pub cost: Cost,
     /// Upstream name; `None` only when Tollgate runs as a middleware.
     pub upstream: Option<Arc<str>>,
     /// Plans that include the route; `None`: all of them.
     pub plans: Option<Vec<Arc<str>>>,
+    /// Limits of everybody on the route together, all of them of [`Scope::Pool`](crate::limit::Scope).
+    pub pool: Vec<Rule>,
     /// What to do when the store cannot answer; `None`: as the plan or the store says.
     pub on_failure: Option<OnFailure>,
+}
+
+impl Route {
+    /// What stands in the caller's place in the keys of its pool.
+    #[must_use]
+    pub fn pool_id(&self) -> String {
+        format!("pool.{}", self.name)
+    }
 }
 
 /// A set of methods, never empty. A method's position in [`METHODS`] is its bit.
@@ -390,6 +400,8 @@ fn filled(positions: &[usize]) -> Option<&[usize]> {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU64;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -406,7 +418,8 @@ mod tests {
             name: text.into(),
             pattern: Pattern::parse(path).unwrap(),
             methods: if served.is_empty() { Methods::all() } else { methods(served) },
-            cost: NonZeroU64::MIN,
+            cost: Cost::fixed(NonZeroU64::MIN),
+            pool: Vec::new(),
             upstream: None,
             plans: None,
             on_failure: None,

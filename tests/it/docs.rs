@@ -109,7 +109,7 @@ fn insert_row(found: &mut BTreeMap<String, Option<String>>, section: &str, row: 
 
 /// Sections whose names the operator chooses.
 fn is_named(path: &str) -> bool {
-    ["plans.", "keys.", "upstreams.", "routes."].iter().any(|section| path.starts_with(section))
+    ["plans.", "keys.", "accounts.", "upstreams.", "routes."].iter().any(|section| path.starts_with(section))
 }
 
 #[test]
@@ -145,6 +145,7 @@ fn the_page_of_settings_has_every_key_that_is_read() {
         .flat_map(|verb| source.split(&format!(".{verb}(\"")).skip(1).collect::<Vec<_>>())
         .chain(source.split("read_named(&mut root, \"").skip(1))
         .chain(source.split("read_named(&mut table, \"").skip(1))
+        .chain(source.split("read_further_limits(&mut table, \"").skip(1))
         .filter_map(|rest| rest.split('"').next())
         .map(str::to_owned)
         .collect();

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::Context;
 use crate::config::mistakes::Fault;
-use crate::config::raw::{CredentialSection, IdentitySection, KeySection};
+use crate::config::raw::{AccountSection, CredentialSection, IdentitySection, KeySection};
 use crate::identify::{ClientAddresses, CredentialSource, KeyEntry, KeyTable};
 
 pub(super) fn client_addresses(identity: &IdentitySection) -> Option<ClientAddresses> {
@@ -15,7 +15,13 @@ pub(super) fn client_addresses(identity: &IdentitySection) -> Option<ClientAddre
     })
 }
 
-pub(super) fn keys(sections: &[KeySection], plan_names: &[&str], context: &Context<'_>) -> KeyTable {
+pub(super) fn keys(
+    sections: &[KeySection],
+    accounts: &[AccountSection],
+    plan_names: &[&str],
+    context: &Context<'_>,
+) -> KeyTable {
+    let anchors = anchors(sections, accounts, context);
     let mut table = KeyTable::new();
     let mut owners: HashMap<[u8; 32], &str> = HashMap::new();
     for section in sections {
@@ -29,11 +35,31 @@ pub(super) fn keys(sections: &[KeySection], plan_names: &[&str], context: &Conte
         let (Some(account), Some(plan)) = (&section.account, &section.plan) else {
             continue;
         };
+        let anchor_day = anchors.get(account.value.as_str()).copied().unwrap_or(1);
         let (account, plan) = (account.value.as_str().into(), plan.value.as_str().into());
-        let entry = KeyEntry::new(section.name.as_str().into(), account, plan);
+        let entry = KeyEntry::new(section.name.as_str().into(), account, plan).anchored(anchor_day);
         table.insert(hash.value, entry);
     }
     table
+}
+
+/// The days on which the months of accounts begin.
+fn anchors<'a>(
+    keys: &[KeySection],
+    accounts: &'a [AccountSection],
+    context: &Context<'_>,
+) -> HashMap<&'a str, u8> {
+    let owners: Vec<&str> =
+        keys.iter().filter_map(|key| key.account.as_ref()).map(|account| account.value.as_str()).collect();
+    let mut anchors = HashMap::new();
+    for section in accounts {
+        let known = context.exists("key of an account", &section.account, &owners);
+        let day = section.anchor_day.as_ref().and_then(|day| u8::try_from(day.value).ok());
+        if let Some(day) = day.filter(|_| known) {
+            anchors.insert(section.account.value.as_str(), day);
+        }
+    }
+    anchors
 }
 
 pub(super) fn credentials(identity: &IdentitySection, context: &Context<'_>) -> Vec<CredentialSource> {

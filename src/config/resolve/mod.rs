@@ -49,7 +49,8 @@ pub(super) fn resolve(raw: &Raw, context: &Context<'_>) -> Option<(Settings, Pol
     let plans = plans::resolve(raw, context);
     let routes = routes::resolve(raw, &plan_names, &upstream_names, context);
     routes::check_costs(raw, &plans, &routes, context);
-    let keys = identity::keys(&raw.keys, &plan_names, context);
+    plans::check_names(raw, context);
+    let keys = identity::keys(&raw.keys, &raw.accounts, &plan_names, context);
     let credentials = identity::credentials(&raw.identity, context);
     let anonymous = raw.identity.anonymous.as_ref();
     if let Some(plan) = anonymous {

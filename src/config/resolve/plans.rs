@@ -1,5 +1,7 @@
 //! The tier table: plans and their limits.
 
+use std::collections::HashMap;
+
 use super::Context;
 use crate::clock::micros;
 use crate::config::mistakes::{Fault, Place};
@@ -20,11 +22,15 @@ fn plan(section: &PlanSection, raw: &Raw, context: &Context<'_>) -> Plan {
     let routes = section.routes.iter().map(|table| {
         let route = table.route.value.as_str();
         let scope = Scope::Route(route.into());
-        (route.into(), rules(&table.limits, &scope, enforce, context))
+        let limits = rules(&table.limits, &scope, enforce, context).into_iter();
+        (route.into(), limits.chain(candidates(&table.candidate, &scope, context)).collect())
     });
+    let limits = rules(&section.limits, &Scope::Plan, enforce, context).into_iter();
+    let per_key = rules(&section.per_key, &Scope::Key, enforce, context);
+    let candidates = candidates(&section.candidate, &Scope::Plan, context);
     Plan {
         name: section.name.as_str().into(),
-        limits: rules(&section.limits, &Scope::Plan, enforce, context),
+        limits: limits.chain(per_key).chain(candidates).collect(),
         routes: routes.collect(),
         on_failure: section.on_failure.as_ref().map(|written| written.value),
     }
@@ -47,8 +53,54 @@ fn check_route(table: &PlanRouteSection, plan: &str, raw: &Raw, context: &Contex
     }
 }
 
+/// Clients know a limit by its name alone, so no two that apply to one request may share it.
+pub(super) fn check_names(raw: &Raw, context: &Context<'_>) {
+    let pools = raw.routes.iter().map(|route| (route.name.as_str(), &route.limits));
+    let pools: HashMap<&str, _> = pools.collect();
+    for plan in &raw.plans {
+        let plan_wide: Vec<&str> = plan.limits.iter().filter_map(name_of).collect();
+        check_apart(&plan.per_key, &plan_wide, "the plan", context);
+        let plan_wide: Vec<&str> = plan.limits.iter().chain(&plan.per_key).filter_map(name_of).collect();
+        for route in &plan.routes {
+            check_apart(&route.limits, &plan_wide, "the plan", context);
+        }
+        for (name, pool) in &pools {
+            let own = plan.routes.iter().filter(|route| route.route.value == *name);
+            let own = own.flat_map(|route| &route.limits).filter_map(name_of);
+            let names: Vec<&str> = plan_wide.iter().copied().chain(own).collect();
+            check_apart(pool, &names, &format!("plan \"{}\"", plan.name), context);
+        }
+    }
+}
+
+fn check_apart(limits: &[LimitSection], others: &[&str], whose: &str, context: &Context<'_>) {
+    for name in limits.iter().filter_map(|limit| limit.name.as_ref()) {
+        if others.contains(&name.value.as_str()) {
+            let fault = Fault::new(format!("a limit of {whose} is named \"{}\" too", name.value));
+            context.note(fault.hint("clients could not tell the two apart"), name);
+        }
+    }
+}
+
+fn name_of(limit: &LimitSection) -> Option<&str> {
+    limit.name.as_ref().map(|name| name.value.as_str())
+}
+
+/// Limits that are only tried out.
+fn candidates(sections: &[LimitSection], scope: &Scope, context: &Context<'_>) -> Vec<Rule> {
+    for enforce in sections.iter().filter_map(|section| section.enforce.as_ref()) {
+        context.note(Fault::new("a candidate is never enforced").hint("remove the key"), enforce);
+    }
+    rules(sections, scope, Enforce::On, context).into_iter().map(Rule::as_candidate).collect()
+}
+
 /// The limits that are there; what says nothing of its own is enforced as its plan is.
-fn rules(sections: &[LimitSection], scope: &Scope, plan: Enforce, context: &Context<'_>) -> Vec<Rule> {
+pub(super) fn rules(
+    sections: &[LimitSection],
+    scope: &Scope,
+    plan: Enforce,
+    context: &Context<'_>,
+) -> Vec<Rule> {
     let mut names: Vec<&str> = Vec::new();
     for name in sections.iter().filter_map(|section| section.name.as_ref()) {
         if names.contains(&name.value.as_str()) {
@@ -61,6 +113,7 @@ fn rules(sections: &[LimitSection], scope: &Scope, plan: Enforce, context: &Cont
         let rule = rule(section, scope, context)?;
         match section.enforce.as_ref().map_or(plan, |written| written.value) {
             Enforce::On => Some(rule),
+            Enforce::Percent(percent) => Some(rule.for_percent(percent)),
             Enforce::Shadow => Some(rule.in_shadow()),
             Enforce::Off => None,
         }
@@ -113,7 +166,9 @@ fn place_of(unusable: Unusable, section: &LimitSection) -> &Place {
     let amounts = [&section.limit, &section.burst].into_iter().flatten();
     let place = match unusable {
         Unusable::Per => section.per.as_ref().map(|per| &per.place),
-        Unusable::Amount => amounts.max_by_key(|amount| amount.value).map(|amount| &amount.place),
+        Unusable::Amount | Unusable::Window => {
+            amounts.max_by_key(|amount| amount.value).map(|amount| &amount.place)
+        }
         Unusable::Precision => None,
     };
     place.unwrap_or(&section.place)

@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
-use super::Context;
-use crate::config::mistakes::{Fault, Place};
-use crate::config::raw::{Raw, RouteSection};
+use actix_web::http::Method;
+
+use super::{Context, plans};
+use crate::config::mistakes::Fault;
+use crate::config::raw::{ChargeWhen, Enforce, Raw, RouteSection};
 use crate::config::reader::Written;
 use crate::config::sources::Purpose;
-use crate::limit::Rule;
-use crate::plan::{Methods, Pattern, Plan, Route};
+use crate::limit::{Rule, Scope};
+use crate::plan::{Cost, FreeAnswers, Methods, Pattern, Plan, Route};
 
 /// A route that could be read, with where it is written.
 struct Placed<'a> {
@@ -75,10 +77,35 @@ fn route(section: &RouteSection, context: &Context<'_>) -> Option<Route> {
         name: section.name.as_str().into(),
         pattern: pattern?,
         methods: methods?,
-        cost: section.cost.as_ref()?.value,
+        cost: cost(section, context)?,
+        pool: plans::rules(&section.limits, &Scope::Pool, Enforce::On, context),
         upstream: section.upstream.as_ref().map(|name| name.value.as_str().into()),
         plans: section.plans.as_ref().map(|plans| shared(&plans.value)),
         on_failure: section.on_failure.as_ref().map(|written| written.value),
+    })
+}
+
+fn cost(section: &RouteSection, context: &Context<'_>) -> Option<Cost> {
+    let served = methods(section, context);
+    let mut by_method = Vec::new();
+    for (method, cost) in &section.method_costs {
+        let Some(cost) = cost else { continue };
+        if **method == Method::HEAD {
+            context.note(Fault::new("a HEAD request costs what a GET does").hint("write GET"), cost);
+        } else if served.is_some_and(|served| !served.serves(method)) {
+            context.note(Fault::new("the route does not serve this method"), cost);
+        }
+        by_method.push(((*method).clone(), cost.value));
+    }
+    let refund_on = section.refund_on.as_ref().map_or(&[][..], |written| &written.value);
+    let statuses = refund_on.iter().filter_map(|status| u16::try_from(status.value).ok()).collect();
+    let server_errors =
+        section.charge_when.as_ref().is_some_and(|written| written.value == ChargeWhen::Not5xx);
+    Some(Cost {
+        any: section.cost.as_ref()?.value,
+        by_method,
+        from: section.cost_from.as_ref().map(|name| name.value.clone()),
+        free: FreeAnswers { server_errors, statuses },
     })
 }
 
@@ -111,30 +138,32 @@ fn collide(one: &Route, other: &Route) -> bool {
 pub(super) fn check_costs(raw: &Raw, plans: &[Plan], routes: &[Route], context: &Context<'_>) {
     for route in routes {
         let section = raw.routes.iter().find(|section| *section.name == *route.name);
-        let Some(cost) = section.and_then(|section| section.cost.as_ref()) else {
+        let Some(section) = section else { continue };
+        let largest = route.cost.largest();
+        let of_method = section.method_costs.iter().filter_map(|(_, cost)| cost.as_ref());
+        let Some(cost) = section.cost.iter().chain(of_method).find(|cost| cost.value == largest) else {
             continue;
         };
+        let too_small = |rule: &&Rule| rule.algorithm.capacity() < largest;
+        let fault = |rule: &Rule, whose: &str| {
+            Fault::new(format!(
+                "costs {largest}, but limit \"{}\" of {whose} never holds more than {}",
+                rule.name,
+                rule.algorithm.capacity()
+            ))
+        };
+        if let Some(rule) = route.pool.iter().find(too_small) {
+            let hint = "lower the cost, or raise the limit";
+            context.note(fault(rule, "the route").hint(hint), cost);
+        }
         for plan in plans.iter().filter(|plan| includes(route, plan)) {
-            check_cost(route, plan, &cost.place, context);
+            let own = plan.routes.get(&route.name).into_iter().flatten();
+            if let Some(rule) = plan.limits.iter().chain(own).find(too_small) {
+                let hint = "lower the cost, raise the limit, or leave the plan out with routes.X.plans";
+                context.note(fault(rule, &format!("plan \"{}\"", plan.name)).hint(hint), cost);
+            }
         }
     }
-}
-
-fn check_cost(route: &Route, plan: &Plan, place: &Place, context: &Context<'_>) {
-    let own = plan.routes.get(&route.name);
-    let too_small = |rule: &&Rule| rule.algorithm.capacity() < route.cost;
-    let Some(rule) = plan.limits.iter().chain(own.into_iter().flatten()).find(too_small) else {
-        return;
-    };
-    let fault = Fault::new(format!(
-        "costs {}, but limit \"{}\" of plan \"{}\" never holds more than {}",
-        route.cost,
-        rule.name,
-        plan.name,
-        rule.algorithm.capacity()
-    ));
-    let hint = "lower the cost, raise the limit, or leave the plan out with routes.X.plans";
-    context.notes.add(fault.hint(hint).at(place));
 }
 
 fn includes(route: &Route, plan: &Plan) -> bool {

@@ -2,6 +2,7 @@
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use secrecy::{ExposeSecret as _, SecretString};
 
@@ -110,7 +111,7 @@ fn redis(section: &RedisSection, context: &Context<'_>) -> Option<RedisSettings>
         prefix: section.prefix.as_ref()?.value.clone(),
     };
     // What the client library asks of its addresses, only the library knows. Nothing connects here.
-    if let Err(error) = RedisStore::new(&settings) {
+    if let Err(error) = RedisStore::new(&settings, Arc::default()) {
         let fault = Fault::new(error.to_string())
             .hint("a user and a password are UTF-8, percent-encoded, and the same for all nodes");
         context.note(fault, &nodes);

@@ -4,7 +4,8 @@
 //! two to the same answers, step by step. Every number stays below 2^53, which a Lua number holds exactly.
 //!
 //! A request is decided in two rounds ([`decide`]): every limit judges it without changing anything, and only when it
-//! fits all of them are they all charged. So a refusal charges nobody.
+//! fits all of them are they all charged. So a refusal charges nobody. What a request did cost may be known only behind its
+//! answer; then [`settle`] puts the charge right.
 
 use std::num::NonZeroU64;
 
@@ -15,7 +16,7 @@ mod token_bucket;
 
 pub use concurrency::{Concurrency, TRY_AGAIN};
 pub use quota::{Period, Quota, Used};
-pub use sliding_window::{EXACT_MAX, SlidingWindow, WindowLog};
+pub use sliding_window::{EXACT_MAX, SlidingWindow, WINDOW_MAX, WindowLog};
 pub use token_bucket::{Bucket, TokenBucket};
 
 /// A point in time or a span, in microseconds; see [`crate::clock::Micros`], which this room may not import.
@@ -38,6 +39,20 @@ pub struct Standing {
     pub next: Micros,
 }
 
+impl Standing {
+    /// How the limit, which holds `capacity` at most, stands at once after `cost` was given back to it.
+    pub fn give_back(&mut self, cost: NonZeroU64, capacity: NonZeroU64) {
+        // A request takes a slot whatever it costs, and a slot comes back in another way.
+        if capacity == NonZeroU64::MAX {
+            return;
+        }
+        self.remaining = self.remaining.saturating_add(cost.get()).min(capacity.get());
+        if self.remaining == capacity.get() {
+            self.next = 0;
+        }
+    }
+}
+
 /// Amounts that an algorithm cannot hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unusable {
@@ -45,6 +60,8 @@ pub enum Unusable {
     Per,
     /// An amount is above [`AMOUNT_MAX`].
     Amount,
+    /// The limit of a sliding window is above [`WINDOW_MAX`].
+    Window,
     /// `burst` times `per` (after cancelling common factors with `limit`) would not fit a Lua number.
     Precision,
 }
@@ -54,6 +71,9 @@ impl std::fmt::Display for Unusable {
         f.write_str(match self {
             Self::Per => "`per` must lie between \"1ms\" and \"400d\"",
             Self::Amount => "an amount may be 999999999999999 at most",
+            Self::Window => {
+                "a sliding window may hold 100000000000000 at most; a token bucket or a quota may hold more"
+            }
             Self::Precision => {
                 "these amounts cannot be counted exactly; choose a rounder `limit`, a smaller `burst` or a shorter `per`"
             }
@@ -92,20 +112,61 @@ pub enum Algorithm {
     Concurrency(Concurrency),
 }
 
+/// How a limit takes part in a decision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// It has a say: a request that does not fit it is refused.
+    Enforced,
+    /// It only watches: it is charged when the request fits it, and refuses nobody.
+    Shadow,
+    /// It belongs to the candidates, which refuse nobody either, but are charged all together or not at all: as they would
+    /// be if they were enforced.
+    Candidate,
+}
+
 /// Decides one request of `cost` at `now` against several limits, all or nothing.
 ///
-/// Writes how each limit stands: after the charge if the request fits all of them, else before it, with every state as it
-/// was. A limit in shadow has no say: it is charged with the others if the request fits it, too.
+/// Writes how each limit stands: after the charge if the request fits all that are enforced, else before it, with every
+/// state as it was. The others have no say.
 pub fn decide(limits: &mut [Limited<'_>], now: Micros, cost: NonZeroU64) {
     for limited in limits.iter_mut() {
         limited.algorithm.settle(limited.state, now);
         limited.standing = limited.judge(now, cost);
     }
-    let fits = |limited: &Limited<'_>| limited.standing.wait == Some(0);
-    if limits.iter().all(|limited| fits(limited) || limited.shadow) {
-        for limited in limits.iter_mut().filter(|limited| fits(limited)) {
+    let all_fit = |role| limits.iter().filter(|limited| limited.role == role).all(Limited::fits);
+    let (pass, candidates_pass) = (all_fit(Role::Enforced), all_fit(Role::Candidate));
+    if !pass {
+        return;
+    }
+    for limited in limits.iter_mut().filter(|limited| limited.fits()) {
+        if limited.role != Role::Candidate || candidates_pass {
             limited.standing = limited.charge(now, cost);
         }
+    }
+}
+
+/// Whether [`decide`] has charged the limits whose roles and standings these are: each of them, and none of a request that
+/// was refused.
+pub fn charged(limits: impl Iterator<Item = (Role, Standing)> + Clone) -> impl Iterator<Item = bool> {
+    let all_fit = |role| {
+        limits.clone().filter(|(other, _)| *other == role).all(|(_, standing)| standing.wait == Some(0))
+    };
+    let (pass, candidates_pass) = (all_fit(Role::Enforced), all_fit(Role::Candidate));
+    limits.map(move |(role, standing)| {
+        pass && standing.wait == Some(0) && (role != Role::Candidate || candidates_pass)
+    })
+}
+
+/// Settles a charge of `reserved` units made at the moment `charged`: the request did cost `spent`.
+///
+/// What was taken too much is given back while it counts, what is missing is charged now, whether it fits or not.
+pub fn settle(limited: &mut Limited<'_>, now: Micros, charged: Micros, reserved: NonZeroU64, spent: u64) {
+    limited.algorithm.settle(limited.state, now);
+    let back = reserved.get().saturating_sub(spent);
+    if let Some(more) = NonZeroU64::new(spent.saturating_sub(reserved.get())) {
+        limited.surcharge(now, more);
+    } else if back > 0 {
+        limited.refund(now, charged, back);
     }
 }
 
@@ -118,16 +179,20 @@ pub struct Limited<'a> {
     pub state: &'a mut State,
     /// The period of the calendar that the decision falls into, for a quota.
     pub period: Period,
-    /// Whether it only watches: it is charged when the request fits it, and refuses nobody.
-    pub shadow: bool,
+    /// How it takes part.
+    pub role: Role,
     /// How it stands; written by [`decide`].
     pub standing: Standing,
 }
 
 impl<'a> Limited<'a> {
     /// A limit that is yet to be decided.
-    pub fn new(algorithm: &'a Algorithm, state: &'a mut State, period: Period, shadow: bool) -> Self {
-        Self { algorithm, state, period, shadow, standing: Standing { wait: None, remaining: 0, next: 0 } }
+    pub fn new(algorithm: &'a Algorithm, state: &'a mut State, period: Period, role: Role) -> Self {
+        Self { algorithm, state, period, role, standing: Standing { wait: None, remaining: 0, next: 0 } }
+    }
+
+    fn fits(&self) -> bool {
+        self.standing.wait == Some(0)
     }
 
     fn judge(&self, now: Micros, cost: NonZeroU64) -> Standing {
@@ -142,11 +207,7 @@ impl<'a> Limited<'a> {
     fn charge(&mut self, now: Micros, cost: NonZeroU64) -> Standing {
         match self.algorithm {
             Algorithm::SlidingWindow(window) => {
-                let log = match std::mem::take(self.state) {
-                    State::Window(log) => Some(log),
-                    State::Vacant | State::Bucket(_) | State::Quota(_) | State::Slots(_) => None,
-                };
-                let (log, standing) = window.charge(log, now, cost);
+                let (log, standing) = window.charge(self.take_window(), now, cost);
                 *self.state = State::Window(log);
                 standing
             }
@@ -165,6 +226,42 @@ impl<'a> Limited<'a> {
                 *self.state = State::Slots(taken);
                 standing
             }
+        }
+    }
+
+    fn surcharge(&mut self, now: Micros, units: NonZeroU64) {
+        *self.state = match self.algorithm {
+            Algorithm::SlidingWindow(window) => {
+                State::Window(window.surcharge(self.take_window(), now, units))
+            }
+            Algorithm::TokenBucket(bucket) => {
+                State::Bucket(bucket.surcharge(self.state.bucket(), now, units))
+            }
+            Algorithm::Quota(_) => State::Quota(Quota::surcharge(self.state.quota(), self.period, units)),
+            // A slot is given back, and not settled.
+            Algorithm::Concurrency(_) => return,
+        };
+    }
+
+    fn refund(&mut self, now: Micros, charged: Micros, units: u64) {
+        match (self.algorithm, &mut *self.state) {
+            (Algorithm::SlidingWindow(window), State::Window(log)) => {
+                window.refund(log, now, charged, units);
+            }
+            (Algorithm::TokenBucket(bucket), State::Bucket(level)) => {
+                *level = bucket.refund(level, now, units);
+            }
+            (Algorithm::Quota(_), State::Quota(used)) => {
+                *used = Quota::refund(*used, self.period, charged, units);
+            }
+            _ => {}
+        }
+    }
+
+    fn take_window(&mut self) -> Option<WindowLog> {
+        match std::mem::take(self.state) {
+            State::Window(log) => Some(log),
+            State::Vacant | State::Bucket(_) | State::Quota(_) | State::Slots(_) => None,
         }
     }
 }

@@ -28,6 +28,9 @@ impl Period {
     pub const NONE: Self = Self { start: 0, end: 0 };
 }
 
+/// The most units that are kept of a period: what a Lua number holds exactly.
+const UNITS_MAX: u64 = (1 << 53) - 1;
+
 /// What was used, and of the period that began when.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Used {
@@ -76,6 +79,23 @@ impl Quota {
         let start = used.map_or(period.start, |used| used.start.max(period.start));
         let units = Self::used_in(used, period).saturating_add(cost.get());
         (Used { start, units }, self.standing(units, period, now))
+    }
+
+    /// Gives back up to `units` that were charged at the moment `charged`, if what was used then still counts in `period`.
+    #[must_use]
+    pub fn refund(used: Used, period: Period, charged: Micros, units: u64) -> Used {
+        if used.start > charged || used.start < period.start {
+            return used;
+        }
+        Used { units: used.units.saturating_sub(units), ..used }
+    }
+
+    /// Charges `units` more, whether they fit or not, as far as numbers are exact.
+    #[must_use]
+    pub fn surcharge(used: Option<&Used>, period: Period, units: NonZeroU64) -> Used {
+        let start = used.map_or(period.start, |used| used.start.max(period.start));
+        let units = Self::used_in(used, period).saturating_add(units.get()).min(UNITS_MAX);
+        Used { start, units }
     }
 
     /// Units that count in `period`: those of its own, and those of a later one if the clock has stepped back.

@@ -22,6 +22,9 @@ use super::{Micros, Standing, Unusable, check_range};
 /// The largest limit that is counted exactly. Above it memory would grow past 40 KB a caller.
 pub const EXACT_MAX: u64 = 10_000;
 
+/// The largest limit of a window: the sums of [`COUNTED`] buckets, none of which holds more, stay below 2^53.
+pub const WINDOW_MAX: u64 = 100_000_000_000_000;
+
 /// Parts that a bucketed window is cut into.
 const BUCKETS: u64 = 60;
 
@@ -78,6 +81,9 @@ impl SlidingWindow {
     /// When the limit or `per` is out of range.
     pub fn new(limit: NonZeroU64, per: Micros) -> Result<Self, Unusable> {
         check_range(per, &[limit])?;
+        if limit.get() > WINDOW_MAX {
+            return Err(Unusable::Window);
+        }
         let grain = if limit.get() <= EXACT_MAX { per.div_ceil(TICKS) } else { per.div_ceil(BUCKETS) };
         Ok(Self { limit, per, grain })
     }
@@ -114,8 +120,10 @@ impl SlidingWindow {
             WindowLog::Exact(ring) => self.is_exact() && ring.tick == self.grain,
             WindowLog::Bucketed(buckets) => !self.is_exact() && buckets.width == self.grain,
         };
-        if !fits {
-            *log = self.converted(log, now);
+        match log {
+            log if !fits => *log = self.converted(log, now),
+            WindowLog::Exact(ring) => ring.rebase(self.per, now),
+            WindowLog::Bucketed(_) => {}
         }
     }
 
@@ -137,6 +145,8 @@ impl SlidingWindow {
     /// Takes `cost` units, which [`judge`](Self::judge) found to fit.
     #[must_use]
     pub fn charge(&self, log: Option<WindowLog>, now: Micros, cost: NonZeroU64) -> (WindowLog, Standing) {
+        // Where nothing counts any more, a log begins anew.
+        let log = log.filter(|log| self.usage(log, now).0 > 0);
         let mut log = log.unwrap_or_else(|| self.empty(now));
         match &mut log {
             WindowLog::Exact(ring) => ring.admit(self.per, now, cost.get()),
@@ -145,6 +155,41 @@ impl SlidingWindow {
         let (used, next) = self.usage(&log, now);
         let standing = Standing { wait: Some(0), remaining: self.limit.get().saturating_sub(used), next };
         (log, standing)
+    }
+
+    /// Gives back up to `units` that were charged at the moment `charged`, as far as they still count.
+    ///
+    /// What remains is the log without them, so every promise holds as if they had never been taken. Only units with that
+    /// very time are given back: where an edited limit or a clock that stepped back has moved it, they stay charged.
+    pub fn refund(&self, log: &mut WindowLog, now: Micros, charged: Micros, units: u64) {
+        match log {
+            WindowLog::Exact(ring) => ring.remove(self.per, now, charged, units),
+            WindowLog::Bucketed(buckets) => buckets.remove(now, charged, units),
+        }
+    }
+
+    /// Charges `units` more, whether they fit or not. More than `limit` at one moment decide nothing that `limit` would
+    /// not, so no log outgrows its bounds.
+    #[must_use]
+    pub fn surcharge(&self, log: Option<WindowLog>, now: Micros, units: NonZeroU64) -> WindowLog {
+        let units = units.min(self.limit);
+        match log.filter(|log| self.usage(log, now).0 > 0) {
+            None => self.charge(None, now, units).0,
+            Some(WindowLog::Exact(mut ring)) => {
+                let live = ring.live(self.per, now);
+                let spare = (live.len() as u64 + units.get()).saturating_sub(self.limit.get());
+                let dropped = live.start + usize::try_from(spare).unwrap_or(usize::MAX).min(live.len());
+                ring.times.drain(..dropped);
+                self.charge(Some(WindowLog::Exact(ring)), now, units).0
+            }
+            Some(WindowLog::Bucketed(mut buckets)) => {
+                let units = units.get().min(self.limit.get().saturating_sub(buckets.at(now)));
+                if units > 0 {
+                    buckets.admit(now, units);
+                }
+                WindowLog::Bucketed(buckets)
+            }
+        }
     }
 
     /// Microseconds until nothing in the log counts any more.
@@ -310,22 +355,33 @@ impl Ring {
     fn admit(&mut self, per: Micros, now: Micros, units: u64) {
         let dead = self.live(per, now).start;
         self.times.drain(..dead);
-        self.rebase(now);
         let tick = u32::try_from(self.ticks_at(now)).unwrap_or(u32::MAX);
         self.times.extend(std::iter::repeat_n(tick, usize::try_from(units).unwrap_or(0)));
     }
 
-    /// Keeps the offsets small: an empty log starts at `now`, an old one at its oldest admission.
-    fn rebase(&mut self, now: Micros) {
-        let Some(&oldest) = self.times.front() else {
-            self.base = now.cast_signed();
+    /// Takes out up to `units` of those that were admitted at the moment `charged`.
+    fn remove(&mut self, per: Micros, now: Micros, charged: Micros, units: u64) {
+        if self.live(per, now).is_empty() {
             return;
-        };
-        if self.ticks_at(now) > REBASE {
-            self.base += i64::from(oldest) * self.tick.cast_signed();
-            for time in &mut self.times {
-                *time -= oldest;
-            }
+        }
+        let tick = self.relative(charged.cast_signed());
+        let first = self.times.partition_point(|&time| i64::from(time) < tick);
+        let behind = self.times.partition_point(|&time| i64::from(time) <= tick);
+        let last = first + usize::try_from(units).unwrap_or(usize::MAX).min(behind - first);
+        self.times.drain(first..last);
+    }
+
+    /// Keeps the offsets small: an old log begins at its oldest admission that counts.
+    fn rebase(&mut self, per: Micros, now: Micros) {
+        let live = self.live(per, now);
+        if self.ticks_at(now) <= REBASE || live.is_empty() {
+            return;
+        }
+        self.times.drain(..live.start);
+        let oldest = self.times.front().copied().unwrap_or_default();
+        self.base += i64::from(oldest) * self.tick.cast_signed();
+        for time in &mut self.times {
+            *time -= oldest;
         }
     }
 }
@@ -360,6 +416,22 @@ impl Buckets {
             self.counts[Self::place(bucket)] = 0;
         }
         self.newest = self.newest.max(self.relative(now));
+    }
+
+    /// Units in the bucket of `now`.
+    fn at(&self, now: Micros) -> u64 {
+        let current = self.relative(now) / self.width;
+        if current == self.newest / self.width { self.counts[Self::place(current)] } else { 0 }
+    }
+
+    /// Takes out up to `units` of the bucket of the moment `charged`, if it still counts.
+    fn remove(&mut self, now: Micros, charged: Micros, units: u64) {
+        let bucket = (charged.cast_signed() - self.base).div_euclid(self.width.cast_signed());
+        let found = self.counted(now).find(|&(counted, _)| counted.cast_signed() == bucket);
+        if let Some((bucket, _)) = found {
+            let count = &mut self.counts[Self::place(bucket)];
+            *count -= units.min(*count);
+        }
     }
 
     fn admit(&mut self, now: Micros, units: u64) {

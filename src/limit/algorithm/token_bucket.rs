@@ -9,7 +9,7 @@
 
 use std::num::NonZeroU64;
 
-use super::{Micros, Standing, Unusable, check_range};
+use super::{Micros, PER_RANGE, Standing, Unusable, check_range};
 
 /// `limit` units each `per`, and up to `burst` units saved up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,8 +28,8 @@ pub struct TokenBucket {
 pub struct Bucket {
     /// Credits that made one unit when this was written; differs from today's after the limit was edited.
     unit: u64,
-    /// Credits at `stamp`.
-    level: u64,
+    /// Credits at `stamp`; below zero after a request that cost more than it had reserved.
+    level: i64,
     /// When `level` held.
     stamp: Micros,
 }
@@ -84,8 +84,13 @@ impl TokenBucket {
     }
 
     /// Credits of a full bucket.
-    fn full(&self) -> u64 {
-        self.burst.get() * self.unit
+    fn full(&self) -> i64 {
+        (self.burst.get() * self.unit).cast_signed()
+    }
+
+    /// The lowest level: a debt is never larger than what the longest of all windows brings, nor than a Lua number is exact.
+    fn lowest(&self) -> i64 {
+        self.full() - self.rate.saturating_mul(*PER_RANGE.end()).min(EXACT - 1).cast_signed()
     }
 
     /// Forgets a clock that has stepped back: nothing is credited for the step, and refilling goes on from `now`.
@@ -99,7 +104,7 @@ impl TokenBucket {
         let level = self.level(bucket, now);
         let wait = match cost.get() {
             cost if cost > self.burst.get() => None,
-            cost => Some((cost * self.unit).saturating_sub(level).div_ceil(self.rate)),
+            cost => Some(self.until((cost * self.unit).cast_signed(), level)),
         };
         Standing { wait, ..self.standing(level) }
     }
@@ -107,30 +112,65 @@ impl TokenBucket {
     /// Takes `cost` units, which [`judge`](Self::judge) found to fit.
     #[must_use]
     pub fn charge(&self, bucket: Option<&Bucket>, now: Micros, cost: NonZeroU64) -> (Bucket, Standing) {
-        let level = self.level(bucket, now).saturating_sub(cost.get().saturating_mul(self.unit));
+        let level = self.level(bucket, now) - (cost.get() * self.unit).cast_signed();
         (Bucket { unit: self.unit, level, stamp: now }, self.standing(level))
+    }
+
+    /// Gives back up to `units` that were charged, and never above a full bucket.
+    #[must_use]
+    pub fn refund(&self, bucket: &Bucket, now: Micros, units: u64) -> Bucket {
+        let level = self.level(Some(bucket), now);
+        if level == self.full() {
+            return *bucket;
+        }
+        let credits = units.saturating_mul(self.unit).min(EXACT).cast_signed();
+        let level = (level + credits).min(self.full());
+        Bucket { unit: self.unit, level, stamp: now }
+    }
+
+    /// Charges `units` more, whether they are there or not: the level falls below zero, by what 400 days bring at most.
+    #[must_use]
+    pub fn surcharge(&self, bucket: Option<&Bucket>, now: Micros, units: NonZeroU64) -> Bucket {
+        let level = self.level(bucket, now);
+        let deepest = (level - self.lowest()).cast_unsigned() / self.unit;
+        let credits = units.get().min(deepest) * self.unit;
+        Bucket { unit: self.unit, level: level - credits.cast_signed(), stamp: now }
     }
 
     /// Microseconds until the bucket is full, and so as good as none.
     #[must_use]
     pub fn expires_in(&self, bucket: &Bucket, now: Micros) -> Micros {
-        (self.full() - self.level(Some(bucket), now)).div_ceil(self.rate)
+        self.until(self.full(), self.level(Some(bucket), now))
     }
 
-    fn level(&self, bucket: Option<&Bucket>, now: Micros) -> u64 {
+    fn level(&self, bucket: Option<&Bucket>, now: Micros) -> i64 {
         let full = self.full();
         let Some(bucket) = bucket else { return full };
-        let level =
-            if bucket.unit == self.unit { bucket.level } else { bucket.level / bucket.unit * self.unit };
-        let level = level.min(full);
+        let level = if bucket.unit == self.unit {
+            bucket.level
+        } else {
+            let whole_units = bucket.level.div_euclid(bucket.unit.cast_signed());
+            whole_units.saturating_mul(self.unit.cast_signed())
+        };
+        let level = level.clamp(self.lowest(), full);
         let elapsed = now.saturating_sub(bucket.stamp);
-        // The multiplication cannot overflow: below the time to full, it stays below `full + rate`.
-        if elapsed >= (full - level).div_ceil(self.rate) { full } else { level + elapsed * self.rate }
+        // The multiplication cannot overflow: below the time to full, it stays below `full - level + rate`.
+        if elapsed >= self.until(full, level) { full } else { level + (elapsed * self.rate).cast_signed() }
     }
 
-    fn standing(&self, level: u64) -> Standing {
-        let next = if level == self.full() { 0 } else { (self.unit - level % self.unit).div_ceil(self.rate) };
-        Standing { wait: Some(0), remaining: level / self.unit, next }
+    /// Microseconds until `level` has risen to `wanted`.
+    fn until(&self, wanted: i64, level: i64) -> Micros {
+        u64::try_from(wanted - level).unwrap_or(0).div_ceil(self.rate)
+    }
+
+    fn standing(&self, level: i64) -> Standing {
+        let unit = self.unit.cast_signed();
+        let next = match level {
+            level if level == self.full() => 0,
+            level if level < 0 => self.until(unit, level),
+            level => self.until(unit, level % unit),
+        };
+        Standing { wait: Some(0), remaining: u64::try_from(level / unit).unwrap_or(0), next }
     }
 }
 

@@ -4,9 +4,13 @@
 //! [`Limiter`](crate::limit::Limiter).
 
 use std::cell::Cell;
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Charge, Decision, OpenError, RedisSettings, RedisSlot, RedisStore, Store, StoreError};
+use super::{
+    Charge, Decision, OpenError, RedisSettings, RedisSlot, RedisStore, Settlement, Store, StoreError,
+};
+use crate::limit::Tally;
 
 /// Requests of one worker that may wait for Redis at the same time. One more does not queue: it is a failure at once.
 const IN_FLIGHT_MAX: usize = 256;
@@ -29,8 +33,8 @@ impl Guarded {
     ///
     /// # Errors
     /// When an address cannot be understood.
-    pub fn new(settings: &RedisSettings) -> Result<Self, OpenError> {
-        let store = RedisStore::new(settings)?;
+    pub fn new(settings: &RedisSettings, tally: Arc<Tally>) -> Result<Self, OpenError> {
+        let store = RedisStore::new(settings, tally)?;
         Ok(Self { store, budget: settings.budget, in_flight: Cell::new(0), timeouts: Cell::new(0) })
     }
 
@@ -39,10 +43,15 @@ impl Guarded {
         self.store.connect();
     }
 
-    /// The slots that an admitted request holds; see [`RedisStore::slots`].
+    /// The slots that a request of this decision holds; see [`RedisStore::slots`].
     #[must_use]
-    pub fn slots(&self, charge: Charge<'_>) -> Option<RedisSlot> {
-        self.store.slots(charge)
+    pub fn slots(&self, charge: Charge<'_>, decision: &Decision) -> Option<RedisSlot> {
+        self.store.slots(charge, decision)
+    }
+
+    /// Settles a charge soon; see [`RedisStore::settle`].
+    pub fn settle(&self, settlement: Settlement<'_>) {
+        self.store.settle(settlement);
     }
 
     fn enter(&self) -> Option<InFlight<'_>> {

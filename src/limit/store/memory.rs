@@ -8,6 +8,7 @@
 //! caller that was denied, nor win a fresh allowance by making the store forget, nor use up what another plan has. Who gets
 //! an entry of its own while the shared one still counts begins with a copy of it: part of that may have been its use.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -16,9 +17,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::{Charge, Decision, Store, StoreError};
+use super::{Charge, Decision, Settlement, Store, StoreError};
 use crate::clock::{Clock, Micros};
 use crate::limit::algorithm::{self, Limited, State};
+use crate::limit::{Anchor, Rule};
 
 /// Shards of the table, each with a lock of its own.
 const SHARDS: usize = 64;
@@ -38,6 +40,9 @@ pub struct MemoryStore {
     callers: AtomicUsize,
     overflowed: AtomicU64,
 }
+
+/// The keys of the limits of one charge.
+type Keys<'a> = SmallVec<[Cow<'a, Arc<str>>; 4]>;
 
 #[derive(Debug, Default)]
 struct Shard {
@@ -76,15 +81,15 @@ impl MemoryStore {
         self.decide_somewhere(charge).0
     }
 
-    /// Decides at once, and says which slots the request holds from now on, if any limit lends them.
+    /// Decides at once; says where the charge was written, and which slots the request holds from now on, if any limit lends
+    /// them.
     #[must_use]
-    pub fn admit(self: &Arc<Self>, charge: Charge<'_>) -> (Decision, Option<MemorySlots>) {
+    pub fn admit(self: &Arc<Self>, charge: Charge<'_>) -> (Decision, Place, Option<MemorySlots>) {
         let (decision, place) = self.decide_somewhere(charge);
-        // A limit in shadow that had no slot free lent none.
-        let lent = charge.rules.iter().zip(&decision.states);
-        let lent =
-            lent.filter(|(rule, state)| decision.allowed && rule.lends_slots() && state.wait == Some(0));
-        let keys: SmallVec<[Arc<str>; 2]> = lent.map(|(rule, _)| Arc::clone(&rule.key)).collect();
+        let lent = charge.rules.iter().zip(decision.charged());
+        let lent = lent.filter(|(rule, charged)| *charged && rule.lends_slots());
+        let keys: SmallVec<[Arc<str>; 2]> =
+            lent.map(|(rule, _)| rule.key(charge.api_key).into_owned()).collect();
         let (caller, plan) = (charge.caller, charge.plan);
         let slots = (!keys.is_empty()).then(|| MemorySlots {
             store: Arc::clone(self),
@@ -93,7 +98,30 @@ impl MemoryStore {
             place,
             keys,
         });
-        (decision, slots)
+        (decision, place, slots)
+    }
+
+    /// Settles a charge that was written at this place. What is no longer kept needs no settling but for what is missing.
+    pub fn settle(&self, settlement: Settlement<'_>, place: Place) {
+        let charge = settlement.charge;
+        match place {
+            Place::Own => {
+                let mut shard = self.shard(charge.caller).lock();
+                let now = self.clock.now();
+                if let Some(caller) = shard.callers.get_mut(charge.caller) {
+                    caller.settle(settlement, now);
+                } else if settlement.spent > charge.cost.get() && self.has_room(&mut shard, now) {
+                    let mut caller = self.newcomer(charge.plan, now);
+                    caller.settle(settlement, now);
+                    shard.callers.insert(charge.caller.into(), caller);
+                    self.callers.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            Place::Overflow => {
+                let now = self.clock.now();
+                self.overflow.lock().entry(charge.plan.into()).or_default().settle(settlement, now);
+            }
+        }
     }
 
     fn decide_somewhere(&self, charge: Charge<'_>) -> (Decision, Place) {
@@ -198,8 +226,8 @@ impl MemoryStore {
 }
 
 /// Where a charge was written.
-#[derive(Debug, Clone, Copy)]
-enum Place {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Place {
     /// In the caller's own entry.
     Own,
     /// In what the callers of the plan share.
@@ -230,25 +258,43 @@ impl Store for MemoryStore {
 
 impl Caller {
     fn decide(&mut self, charge: Charge<'_>, now: Micros) -> Decision {
-        let mut states: SmallVec<[State; 4]> = charge.rules.iter().map(|rule| self.take(&rule.key)).collect();
+        let keys: Keys<'_> = charge.rules.iter().map(|rule| rule.key(charge.api_key)).collect();
+        let mut states: SmallVec<[State; 4]> = keys.iter().map(|key| self.take(key)).collect();
         let mut limits: SmallVec<[Limited<'_>; 4]> = charge
             .rules
             .iter()
             .zip(&mut states)
-            .map(|(rule, state)| Limited::new(&rule.algorithm, state, rule.period_of(now), rule.shadow))
+            .map(|(rule, state)| {
+                let period = rule.period_of(now, charge.anchor);
+                Limited::new(&rule.algorithm, state, period, rule.role(charge.draw))
+            })
             .collect();
         algorithm::decide(&mut limits, now, charge.cost);
-        let decision = Decision::new(limits.iter().map(|limited| limited.standing).collect(), charge.rules);
+        let standings = limits.iter().map(|limited| limited.standing).collect();
+        let decision = Decision::new(now, standings, charge.rules, charge.draw);
         drop(limits);
-        for (rule, state) in charge.rules.iter().zip(states) {
-            self.expires = self.expires.max(now.saturating_add(rule.algorithm.expires_in(
-                &state,
-                rule.period_of(now),
-                now,
-            )));
-            self.put(&rule.key, state);
+        for ((rule, key), state) in charge.rules.iter().zip(&keys).zip(states) {
+            self.keep(rule, key, state, charge.anchor, now);
         }
         decision
+    }
+
+    fn settle(&mut self, settlement: Settlement<'_>, now: Micros) {
+        let Settlement { charge, charged, at, spent } = settlement;
+        for (rule, _) in charge.rules.iter().zip(charged).filter(|(_, charged)| **charged) {
+            let key = rule.key(charge.api_key);
+            let mut state = self.take(&key);
+            let period = rule.period_of(now, charge.anchor);
+            let mut limited = Limited::new(&rule.algorithm, &mut state, period, rule.role(charge.draw));
+            algorithm::settle(&mut limited, now, at, charge.cost, spent);
+            self.keep(rule, &key, state, charge.anchor, now);
+        }
+    }
+
+    fn keep(&mut self, rule: &Rule, key: &Arc<str>, state: State, anchor: Anchor, now: Micros) {
+        let expires_in = rule.algorithm.expires_in(&state, rule.period_of(now, anchor), now);
+        self.expires = self.expires.max(now.saturating_add(expires_in));
+        self.put(key, state);
     }
 
     /// The same usage for somebody else. Slots stay behind: whoever holds one gives it back where it was lent.
@@ -356,12 +402,12 @@ mod tests {
         ];
         assert!(store.decide_now(charge("a", &short)).allowed);
         // The table is full: b holds its slot in the shared entry.
-        let (_, held) = store.admit(charge("b", &both));
+        let (_, _, held) = store.admit(charge("b", &both));
         assert!(held.is_some());
         // There is room again, and c takes the shared usage over, but not the slot of b.
         clock.advance(Duration::from_secs(2));
         (0..SHARDS).for_each(|turn| store.sweep(turn));
-        let (decision, own) = store.admit(charge("c", &both));
+        let (decision, _, own) = store.admit(charge("c", &both));
         assert!(decision.allowed);
         drop((held, own));
         for caller in ["b", "c"] {
@@ -374,10 +420,9 @@ mod tests {
     #[test]
     fn threads_that_collide_admit_exactly_the_limit() {
         let store = MemoryStore::new(10, Arc::new(crate::clock::SystemClock::new()));
-        let rules = rules(1_000);
         // Sixty seconds, so that no unit comes back during the test.
         let window = SlidingWindow::new(NonZeroU64::new(1_000).unwrap(), 60_000_000).unwrap();
-        let rules = [Rule { algorithm: Algorithm::SlidingWindow(window), ..rules[0].clone() }];
+        let rules = [Rule::new("minute", Scope::Plan, Algorithm::SlidingWindow(window))];
         let admitted = AtomicUsize::new(0);
         let barrier = std::sync::Barrier::new(8);
         std::thread::scope(|scope| {

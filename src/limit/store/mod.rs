@@ -8,11 +8,13 @@ use std::future::Future;
 use std::num::NonZeroU64;
 
 pub use guarded::Guarded;
-pub use memory::{MemorySlots, MemoryStore};
+pub use memory::{MemorySlots, MemoryStore, Place};
 pub use redis::{OpenError, RedisSettings, RedisSlot, RedisStore, Topology};
 
+use super::algorithm::Micros;
+use super::calendar::Anchor;
 use super::decision::Decision;
-use super::rule::Rule;
+use super::rule::{Rule, draw};
 
 /// Which store counts.
 #[derive(Debug, Clone)]
@@ -28,9 +30,17 @@ pub enum StoreKind {
 pub struct Charge<'a> {
     /// The caller's part of the key, already encoded.
     pub caller: &'a str,
+    /// The name of the caller's API key, for limits that count each key on its own; empty when it has none.
+    pub api_key: &'a str,
     /// The caller's plan. No part of any key: usage outlives a change of plan.
     pub plan: &'a str,
-    /// Every limit that applies.
+    /// Where the caller stands in the order of percentages; see [`draw`].
+    pub draw: u8,
+    /// When the months of the caller's quotas begin.
+    pub anchor: Anchor,
+    /// What stands in the caller's place in the keys of a pool's limits; empty when there are none.
+    pub pool: &'a str,
+    /// Every limit that applies; those of a pool behind all others.
     pub rules: &'a [Rule],
     /// Units the request takes from each.
     pub cost: NonZeroU64,
@@ -39,11 +49,26 @@ pub struct Charge<'a> {
 }
 
 impl<'a> Charge<'a> {
-    /// A request of `cost` by `caller` on `plan`, under no lease yet: the limiter names one when a limit lends slots.
+    /// A request of `cost` by `caller` on `plan`, by no API key, with months that begin on the first, and under no lease yet:
+    /// the limiter names one when a limit lends slots.
     #[must_use]
     pub fn new(caller: &'a str, plan: &'a str, rules: &'a [Rule], cost: NonZeroU64) -> Self {
-        Self { caller, plan, rules, cost, lease: "" }
+        let draw = if rules.iter().any(Rule::draws) { draw(caller) } else { 0 };
+        Self { caller, api_key: "", plan, draw, anchor: Anchor::FIRST, pool: "", rules, cost, lease: "" }
     }
+}
+
+/// A charge whose request turned out to cost something else.
+#[derive(Debug, Clone, Copy)]
+pub struct Settlement<'a> {
+    /// The charge as it was made.
+    pub charge: Charge<'a>,
+    /// For each of its rules, whether it was charged.
+    pub charged: &'a [bool],
+    /// When that was, by the store's clock.
+    pub at: Micros,
+    /// Units that the request did cost.
+    pub spent: u64,
 }
 
 /// Decides a request against all its limits in one atomic step.
@@ -66,6 +91,10 @@ pub enum StoreError {
     /// There is no connection to the store at the moment.
     #[error("there is no connection to the store")]
     Disconnected,
+    /// What is kept of a caller is damaged, or was written by another version. It is left as it is: to begin anew would be
+    /// to forget what was used.
+    #[error("the store holds something that cannot be read: {0}")]
+    Unreadable(String),
     /// The store answered with an error.
     #[error("the store refused: {0}")]
     Refused(String),

@@ -5,9 +5,13 @@
 
 mod connection;
 mod leases;
+mod messages;
 mod script;
+mod server_clock;
 
+use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use ::redis::{Cmd, RedisError, Value};
@@ -16,13 +20,16 @@ use smallvec::SmallVec;
 use connection::{Connection, Link};
 pub use connection::{OpenError, Topology};
 pub use leases::RedisSlot;
-use leases::{LEASE, Leases};
-use script::Deciding;
+use leases::{LEASE, LOOK_EVERY, Leases};
+use messages::{Message, Messages};
+use script::{Script, Scripts};
+use server_clock::ServerClock;
+use tokio::task::JoinHandle;
 
-use super::{Charge, Decision, Store, StoreError};
+use super::{Charge, Decision, Settlement, Store, StoreError};
 use crate::clock::{self, Micros};
-use crate::limit::algorithm::{Algorithm, Standing};
-use crate::limit::{Rule, States};
+use crate::limit::algorithm::{Algorithm, Role, Standing};
+use crate::limit::{Rule, States, Tally};
 
 /// `[store.redis]`, resolved.
 #[derive(Debug, Clone)]
@@ -35,13 +42,19 @@ pub struct RedisSettings {
     pub prefix: String,
 }
 
-/// Counters in Redis. One for each worker thread: its connection is multiplexed, and no request crosses threads.
+/// Counters in Redis, shared by all gateways. One for each worker thread: its connection is multiplexed, and no request
+/// crosses threads.
 #[derive(Debug)]
 pub struct RedisStore {
     connection: Rc<Connection>,
+    messages: Rc<Messages>,
     leases: Rc<Leases>,
-    scripts: Deciding,
+    scripts: Rc<Scripts>,
+    clock: ServerClock,
+    budget: Duration,
     prefix: Box<str>,
+    /// What sends messages and renews leases; `None` before there is something to do.
+    housekeeping: RefCell<Option<JoinHandle<()>>>,
 }
 
 impl RedisStore {
@@ -50,10 +63,19 @@ impl RedisStore {
     ///
     /// # Errors
     /// When an address cannot be understood.
-    pub fn new(settings: &RedisSettings) -> Result<Self, OpenError> {
+    pub fn new(settings: &RedisSettings, tally: Arc<Tally>) -> Result<Self, OpenError> {
         let connection = Rc::new(Connection::new(&settings.topology, settings.budget)?);
-        let leases = Leases::new(Rc::clone(&connection));
-        Ok(Self { connection, leases, scripts: Deciding::new(), prefix: settings.prefix.as_str().into() })
+        let messages = Rc::new(Messages::new(Rc::clone(&connection), tally));
+        Ok(Self {
+            leases: Leases::new(Rc::clone(&messages)),
+            connection,
+            messages,
+            scripts: Rc::new(Scripts::new()),
+            clock: ServerClock::new(),
+            budget: settings.budget,
+            prefix: settings.prefix.as_str().into(),
+            housekeeping: RefCell::new(None),
+        })
     }
 
     /// Begins to connect, so that the first request need not wait for it. Only inside of a worker's runtime.
@@ -61,12 +83,40 @@ impl RedisStore {
         self.connection.open();
     }
 
-    /// The slots that an admitted request holds from now on, if any limit lends them.
+    /// The slots that a request of this decision holds from now on, if any limit lends them.
     #[must_use]
-    pub fn slots(&self, charge: Charge<'_>) -> Option<RedisSlot> {
-        let lending = charge.rules.iter().filter(|rule| rule.lends_slots());
-        let keys: Vec<String> = lending.map(|rule| self.key(charge.caller, rule)).collect();
-        (!keys.is_empty()).then(|| self.leases.hold(charge.lease, keys))
+    pub fn slots(&self, charge: Charge<'_>, decision: &Decision) -> Option<RedisSlot> {
+        let lent = charge.rules.iter().zip(decision.charged());
+        let lent = lent.filter(|(rule, charged)| *charged && rule.lends_slots());
+        let keys: Vec<String> = lent.map(|(rule, _)| self.key(charge, rule)).collect();
+        if keys.is_empty() {
+            return None;
+        }
+        self.keep_house();
+        Some(self.leases.hold(charge.lease, keys))
+    }
+
+    /// Settles a charge soon. Nobody waits for it, and it may be lost: then what was reserved stays charged.
+    pub fn settle(&self, settlement: Settlement<'_>) {
+        let charge = settlement.charge;
+        let charged = charge.rules.iter().zip(settlement.charged).filter(|(_, charged)| **charged);
+        let rules: SmallVec<[&Rule; 4]> =
+            charged.map(|(rule, _)| rule).filter(|rule| !rule.lends_slots()).collect();
+        if rules.is_empty() {
+            return;
+        }
+        let script = self.scripts.settling();
+        let call = self.settling_call(script, settlement, &rules, clock::wall_micros());
+        self.keep_house();
+        self.messages.leave(Message::Call(Rc::clone(script), call));
+    }
+
+    fn keep_house(&self) {
+        self.housekeeping.borrow_mut().get_or_insert_with(|| {
+            let (messages, leases, scripts) =
+                (Rc::clone(&self.messages), Rc::clone(&self.leases), Rc::clone(&self.scripts));
+            tokio::task::spawn_local(keep_house(messages, leases, scripts))
+        });
     }
 
     /// Whether Redis answers at all.
@@ -84,100 +134,174 @@ impl RedisStore {
     }
 
     /// `{prefix}:{<caller>}:<scope>:<limit>`. The braces are the hash tag: all counters of a caller share a slot.
-    fn key(&self, caller: &str, rule: &Rule) -> String {
-        let mut key = String::with_capacity(self.prefix.len() + caller.len() + rule.key.len() + 4);
-        for part in [&self.prefix, ":{", caller, "}:", &rule.key] {
+    fn key(&self, charge: Charge<'_>, rule: &Rule) -> String {
+        let own = rule.key(charge.api_key);
+        let mut key = String::with_capacity(self.prefix.len() + charge.caller.len() + own.len() + 4);
+        for part in [&self.prefix, ":{", charge.caller, "}:", &own] {
             key.push_str(part);
         }
         key
     }
 
-    /// The command behind `EVALSHA <sha>` or `EVAL <source>`.
-    fn call(&self, mut command: Cmd, charge: Charge<'_>, wall: Micros) -> Cmd {
-        command.arg(charge.rules.len());
+    /// A call that decides, worth nothing after `end` by Redis's clock; 0: whenever it comes. `wall` is the gateway's clock.
+    fn deciding_call(&self, script: &Script, charge: Charge<'_>, end: Micros, wall: Micros) -> Cmd {
+        let mut call = script.by_hash();
+        call.arg(charge.rules.len());
         for rule in charge.rules {
-            command.arg(self.key(charge.caller, rule));
+            call.arg(self.key(charge, rule));
         }
-        command.arg(charge.cost.get());
+        call.arg(&[charge.cost.get(), end]);
         for rule in charge.rules {
-            arguments(rule, wall, charge.lease, &mut command);
+            arguments(rule, charge, wall, &mut call);
         }
-        command
+        call
     }
 
-    async fn run(&self, link: &mut Link, charge: Charge<'_>) -> Result<Value, RedisError> {
-        let wall = clock::wall_micros();
-        let script = self.scripts.script_for(charge.rules);
-        let by_hash = self.call(script.by_hash(), charge, wall);
-        match link.ask(&by_hash).await {
+    /// A call that settles the charge of these rules. `wall` is the gateway's clock.
+    fn settling_call(
+        &self,
+        script: &Script,
+        settlement: Settlement<'_>,
+        rules: &[&Rule],
+        wall: Micros,
+    ) -> Cmd {
+        let Settlement { charge, at, spent, .. } = settlement;
+        let mut call = script.by_hash();
+        call.arg(rules.len());
+        for rule in rules {
+            call.arg(self.key(charge, rule));
+        }
+        call.arg(&[at, charge.cost.get(), spent]);
+        for rule in rules {
+            arguments(rule, charge, wall, &mut call);
+        }
+        call
+    }
+
+    async fn run(&self, link: &mut Link, script: &Script, by_hash: Cmd) -> Result<Value, StoreError> {
+        let answer = match link.ask(&by_hash).await {
             // The script cache is volatile: a restart, a failover or SCRIPT FLUSH empties it. The source heals it in the
             // same request, on the node that lacks it.
-            Err(error) if script::is_missing(&error) => {
-                let by_source = self.call(script.by_source(), charge, wall);
-                link.ask(&by_source).await
-            }
+            Err(error) if script::is_missing(&error) => link.ask(&script.healed(&by_hash)).await,
             answer => answer,
-        }
+        };
+        answer.map_err(|error| {
+            if connection::is_beyond_repair(&error) {
+                self.connection.drop_link();
+            }
+            store_error(&error)
+        })
     }
 }
+
+/// A call is made at most so often: again for the whole script, and again without an end.
+const ATTEMPTS: usize = 3;
 
 impl Store for RedisStore {
     async fn decide(&self, charge: Charge<'_>) -> Result<Decision, StoreError> {
         let mut link = self.connection.link().await?;
-        match self.run(&mut link, charge).await {
-            Ok(value) => decision(&value, charge.rules),
-            Err(error) => {
-                if connection::is_beyond_repair(&error) {
-                    self.connection.drop_link();
+        let mut script = self.scripts.deciding(charge.rules);
+        let mut end = self.clock.end_of(clock::instant(), self.budget);
+        for _ in 0..ATTEMPTS {
+            let issued = clock::instant();
+            let call = self.deciding_call(script, charge, end, clock::wall_micros());
+            match reply(&self.run(&mut link, script, call).await?, charge)? {
+                Reply::Decided(decision) => {
+                    self.clock.learn(issued, decision.at);
+                    return Ok(decision);
                 }
-                Err(store_error(&error))
+                Reply::Rare => script = self.scripts.whole(),
+                // But we are still waiting: what we know of Redis's clock is wrong.
+                Reply::TooLate => {
+                    self.clock.forget();
+                    end = 0;
+                }
             }
+        }
+        Err(StoreError::Nonsense("not a decision, again and again"))
+    }
+}
+
+impl Drop for RedisStore {
+    fn drop(&mut self) {
+        if let Some(task) = self.housekeeping.take() {
+            task.abort();
+        }
+    }
+}
+
+/// Sends messages soon and renews leases in time, for as long as the store lives.
+async fn keep_house(messages: Rc<Messages>, leases: Rc<Leases>, scripts: Rc<Scripts>) {
+    let mut ticks = tokio::time::interval(LOOK_EVERY);
+    loop {
+        tokio::select! {
+            () = messages.wait() => messages.send_waiting().await,
+            _ = ticks.tick() => leases.renew(&scripts).await,
         }
     }
 }
 
 /// The fields of a limit; `lua/README.md` names them.
-fn arguments(rule: &Rule, wall: Micros, lease: &str, command: &mut Cmd) {
-    // Behind the form, a question mark: judged and charged like any other, but it refuses nobody.
-    let shadow = usize::from(rule.shadow);
+fn arguments(rule: &Rule, charge: Charge<'_>, wall: Micros, call: &mut Cmd) {
+    // The letter of the form, and behind it how the limit takes part.
+    let form = |[enforced, shadow, candidate]: [&'static str; 3]| match rule.role(charge.draw) {
+        Role::Enforced => enforced,
+        Role::Shadow => shadow,
+        Role::Candidate => candidate,
+    };
     match &rule.algorithm {
         Algorithm::SlidingWindow(window) => {
-            let form = if window.is_exact() { ["w", "w?"] } else { ["b", "b?"] };
-            command.arg(form[shadow]).arg(&[window.limit().get(), window.grain(), window.per()])
+            let forms = if window.is_exact() { ["w", "w?", "w~"] } else { ["b", "b?", "b~"] };
+            call.arg(form(forms)).arg(&[window.limit().get(), window.grain(), window.per()])
         }
         Algorithm::TokenBucket(bucket) => {
-            command.arg(["t", "t?"][shadow]).arg(&[bucket.burst().get(), bucket.unit(), bucket.rate()])
+            call.arg(form(["t", "t?", "t~"])).arg(&[bucket.burst().get(), bucket.unit(), bucket.rate()])
         }
-        Algorithm::Concurrency(concurrency) => command
-            .arg(["c", "c?"][shadow])
-            .arg(concurrency.limit().get())
-            .arg(clock::micros(LEASE))
-            .arg(lease),
+        Algorithm::Concurrency(concurrency) => call
+            .arg(form(["c", "c?", "c~"]))
+            .arg(&[concurrency.limit().get(), clock::micros(LEASE)])
+            .arg(charge.lease),
         // The gateway's clock only says which periods are near; Redis's says which of them it is.
         Algorithm::Quota(quota) => {
-            command.arg(["q", "q?"][shadow]).arg(quota.limit().get()).arg(&rule.boundaries_around(wall).0)
+            let boundaries = rule.boundaries_around(wall, charge.anchor);
+            call.arg(form(["q", "q?", "q~"])).arg(quota.limit().get()).arg(&boundaries.0)
         }
     };
 }
 
-/// Reads `{ now, wait, remaining, next, ... }`.
-fn decision(value: &Value, rules: &[Rule]) -> Result<Decision, StoreError> {
+/// What the script answers.
+#[derive(Debug)]
+enum Reply {
+    Decided(Decision),
+    /// The script that can do what is rarely needed must be asked.
+    Rare,
+    /// The call came after its end.
+    TooLate,
+}
+
+/// Reads `{ now, wait, remaining, next, ... }`, `{ now, 1 }` or `{ now }`.
+fn reply(value: &Value, charge: Charge<'_>) -> Result<Reply, StoreError> {
     let Value::Array(items) = value else {
         return Err(StoreError::Nonsense("not a list"));
     };
-    if items.len() != 1 + 3 * rules.len() {
-        return Err(StoreError::Nonsense("a list of the wrong length"));
-    }
-    let numbers: SmallVec<[i64; 16]> = items[1..]
+    let numbers: SmallVec<[i64; 16]> = items
         .iter()
         .map(|item| match item {
             Value::Int(number) => Ok(*number),
             _ => Err(StoreError::Nonsense("not a whole number")),
         })
         .collect::<Result<_, _>>()?;
+    match *numbers {
+        [_] => return Ok(Reply::TooLate),
+        [_, 1] => return Ok(Reply::Rare),
+        _ if numbers.len() == 1 + 3 * charge.rules.len() => {}
+        _ => return Err(StoreError::Nonsense("a list of the wrong length")),
+    }
+    let at = u64::try_from(numbers[0]).map_err(|_| StoreError::Nonsense("a time before 1970"))?;
     let states: Option<States> =
-        numbers.chunks_exact(3).map(|state| standing(state[0], state[1], state[2])).collect();
-    states.map(|states| Decision::new(states, rules)).ok_or(StoreError::Nonsense("a negative number"))
+        numbers[1..].chunks_exact(3).map(|state| standing(state[0], state[1], state[2])).collect();
+    let states = states.ok_or(StoreError::Nonsense("a negative number"))?;
+    Ok(Reply::Decided(Decision::new(at, states, charge.rules, charge.draw)))
 }
 
 fn standing(wait: i64, remaining: i64, next: i64) -> Option<Standing> {
@@ -187,12 +311,17 @@ fn standing(wait: i64, remaining: i64, next: i64) -> Option<Standing> {
 
 /// The error without the server's words behind the code: they may hold a key, and so a caller.
 fn store_error(error: &RedisError) -> StoreError {
-    if error.is_timeout() {
+    let code = || error.code().unwrap_or("no code").to_owned();
+    // A script of ours says so, or a value of another type says it for itself.
+    let ours = |detail: &str| detail.contains("TOLLGATE") && detail.contains("state");
+    if error.detail().is_some_and(ours) || error.code() == Some("WRONGTYPE") {
+        StoreError::Unreadable(code())
+    } else if error.is_timeout() {
         StoreError::Timeout
     } else if error.is_io_error() || error.is_connection_dropped() {
         StoreError::Disconnected
     } else {
-        StoreError::Refused(error.code().unwrap_or("no code").to_owned())
+        StoreError::Refused(code())
     }
 }
 

@@ -10,8 +10,8 @@ use proptest::test_runner::RngSeed;
 
 use super::*;
 use crate::clock::{ManualClock, Micros};
-use crate::limit::algorithm::{EXACT_MAX, Quota, SlidingWindow, TokenBucket};
-use crate::limit::store::MemoryStore;
+use crate::limit::algorithm::{AMOUNT_MAX, EXACT_MAX, Quota, SlidingWindow, TokenBucket};
+use crate::limit::store::{MemoryStore, Place};
 use crate::limit::{Calendar, Rule, Scope, Unit};
 
 /// A redis-server of the test's own, on a socket in a directory of its own.
@@ -53,7 +53,7 @@ impl Drop for Server {
     }
 }
 
-/// The Lua script on a clock that the test moves.
+/// The Lua scripts on a clock that the test moves.
 struct Lua {
     connection: ::redis::Connection,
     store: RedisStore,
@@ -63,19 +63,39 @@ impl Lua {
     fn new(server: &Server) -> Self {
         let topology = Topology::Standalone("redis://127.0.0.1:1".into());
         let settings = RedisSettings { topology, budget: Duration::ZERO, prefix: "test".to_owned() };
-        let mut store = RedisStore::new(&settings).unwrap();
-        store.scripts = Deciding::for_tests();
+        let mut store = RedisStore::new(&settings, Arc::default()).unwrap();
+        store.scripts = Rc::new(Scripts::for_tests());
         Self { connection: server.connect(), store }
+    }
+
+    fn run(&mut self, script: &Script, call: &Cmd, now: Micros) -> Result<Value, RedisError> {
+        let mut command = script.healed(call);
+        command.arg(now).query(&mut self.connection)
     }
 
     fn decide(&mut self, charge: Charge<'_>, now: Micros) -> Decision {
         // The gateway's clock may be wrong by less than a period.
         let wall = now + 7 * 3_600 * SECOND;
-        let mut command =
-            self.store.call(self.store.scripts.script_for(charge.rules).by_source(), charge, wall);
-        command.arg(now);
-        let value: Value = command.query(&mut self.connection).unwrap();
-        decision(&value, charge.rules).unwrap()
+        let scripts = Rc::clone(&self.store.scripts);
+        for script in [scripts.deciding(charge.rules), scripts.whole()] {
+            let call = self.store.deciding_call(script, charge, now, wall);
+            let value = self.run(script, &call, now).unwrap();
+            match reply(&value, charge).unwrap() {
+                Reply::Decided(decision) => return decision,
+                Reply::Rare => {}
+                Reply::TooLate => panic!("the call ends at `now`, and not before"),
+            }
+        }
+        panic!("the whole script can do everything");
+    }
+
+    fn settle(&mut self, settlement: Settlement<'_>, now: Micros) {
+        let scripts = Rc::clone(&self.store.scripts);
+        let charged = settlement.charge.rules.iter().zip(settlement.charged).filter(|(_, charged)| **charged);
+        let rules: Vec<&Rule> = charged.map(|(rule, _)| rule).collect();
+        let wall = now + 7 * 3_600 * SECOND;
+        let call = self.store.settling_call(scripts.settling(), settlement, &rules, wall);
+        self.run(scripts.settling(), &call, now).unwrap();
     }
 }
 
@@ -114,6 +134,12 @@ fn tables() -> Vec<Vec<Rule>> {
             bucket("b", 5, SECOND, 10),
             window("c", 40, day).in_shadow(),
         ],
+        vec![
+            window("a", 20, 10 * SECOND),
+            window("a", 10, 10 * SECOND).as_candidate(),
+            bucket("b", 3, SECOND, 12).as_candidate(),
+            window("c", 40, day).in_shadow(),
+        ],
     ]
 }
 
@@ -128,6 +154,20 @@ enum Step {
         late: i64,
     },
     Edit(usize),
+    /// The charge before so many others did cost so much, a while later.
+    Settle {
+        before: usize,
+        spent: u64,
+        pause: i64,
+    },
+}
+
+/// A charge that may be settled.
+struct Charged {
+    table: usize,
+    cost: NonZeroU64,
+    at: Micros,
+    charged: Vec<bool>,
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -140,11 +180,14 @@ fn step() -> impl Strategy<Value = Step> {
         2 => -90_000_000i64..0,
         1 => Just(-4_000_000_000i64),
     ];
+    let spent = prop_oneof![4 => Just(0u64), 4 => 0u64..20, 1 => 0u64..20_000, 1 => Just(AMOUNT_MAX)];
     let cost = prop_oneof![8 => Just(1u64), 3 => 1u64..12, 1 => 1u64..10_100];
     prop_oneof![
         25 => (pause, cost).prop_map(|(pause, cost)| Step::Ask { pause, cost }),
         8 => (-1i64..2).prop_map(|late| Step::ComeBack { late }),
-        1 => (0usize..9).prop_map(Step::Edit),
+        1 => (0usize..10).prop_map(Step::Edit),
+        4 => (0usize..6, spent, 0i64..3_000_000)
+            .prop_map(|(before, spent, pause)| Step::Settle { before, spent, pause }),
     ]
 }
 
@@ -166,29 +209,47 @@ fn agree_on_random_traces(cases: u32, rng_seed: RngSeed) {
     let lua = std::cell::RefCell::new(Lua::new(&server));
     let tables = tables();
     let config = ProptestConfig { cases, rng_seed, failure_persistence: None, ..ProptestConfig::default() };
-    let traces = (0usize..9, prop::collection::vec(step(), 1..150));
+    let traces = (0usize..10, prop::collection::vec(step(), 1..150));
     proptest!(config, |((first, trace) in traces)| {
         let mut lua = lua.borrow_mut();
         ::redis::cmd("FLUSHALL").exec(&mut lua.connection).unwrap();
         let mut now: i64 = 1_764_000_000_000_000;
         let clock = Arc::new(ManualClock::at(now.cast_unsigned()));
         let memory = MemoryStore::new(10, clock.clone());
-        let mut rules = &tables[first];
+        let mut table = first;
         let (mut wait, mut last_cost) = (0, 1);
+        let mut charges: Vec<Charged> = Vec::new();
         for (index, step) in trace.iter().enumerate() {
             let (pause, cost) = match step {
                 Step::Ask { pause, cost } => (*pause, *cost),
                 Step::ComeBack { late } => (wait + late, last_cost),
-                Step::Edit(table) => {
-                    rules = &tables[*table];
+                Step::Edit(other) => {
+                    table = *other;
+                    continue;
+                }
+                Step::Settle { before, spent, pause } => {
+                    now += pause;
+                    clock.set(now.cast_unsigned());
+                    let Some(place) = charges.len().checked_sub(before + 1) else { continue };
+                    let Charged { table, cost, at, charged } = charges.remove(place);
+                    let charge = Charge::new("acct.a", "plan", &tables[table], cost);
+                    let settlement = Settlement { charge, charged: &charged, at, spent: *spent };
+                    if *spent != cost.get() {
+                        memory.settle(settlement, Place::Own);
+                        lua.settle(settlement, now.cast_unsigned());
+                    }
                     continue;
                 }
             };
             now += pause;
             clock.set(now.cast_unsigned());
-            let charge = Charge::new("acct.a", "plan", rules, n(cost));
+            let charge = Charge::new("acct.a", "plan", &tables[table], n(cost));
             let (expected, got) = (memory.decide_now(charge), lua.decide(charge, now.cast_unsigned()));
             prop_assert_eq!(&expected, &got, "step {} {:?}", index, step);
+            if expected.allowed {
+                let charged = expected.charged().collect();
+                charges.push(Charged { table, cost: n(cost), at: expected.at, charged });
+            }
             (wait, last_cost) = (expected.wait().map_or(0, Micros::cast_signed), cost);
         }
     });
@@ -234,8 +295,12 @@ fn lua_and_rust_agree_on_a_long_busy_ring() {
 fn nonsense_is_a_store_failure_and_never_a_decision() {
     let rules = [window("a", 3, SECOND)];
     let list = |items: &[i64]| Value::Array(items.iter().copied().map(Value::Int).collect());
-    assert!(decision(&list(&[1, 0, 5, 9]), &rules).is_ok());
-    for nonsense in [Value::Nil, Value::Okay, list(&[1, 0, 5]), list(&[1, -2, 5, 9]), list(&[1, 0, -1, 0])] {
-        assert!(matches!(decision(&nonsense, &rules), Err(StoreError::Nonsense(_))), "{nonsense:?}");
+    let charge = Charge::new("acct.a", "plan", &rules, n(1));
+    assert!(matches!(reply(&list(&[1, 0, 5, 9]), charge), Ok(Reply::Decided(_))));
+    assert!(matches!(reply(&list(&[1, 1]), charge), Ok(Reply::Rare)));
+    assert!(matches!(reply(&list(&[1]), charge), Ok(Reply::TooLate)));
+    let lists: [&[i64]; 6] = [&[], &[1, 2], &[1, 0, 5], &[1, -2, 5, 9], &[1, 0, -1, 0], &[-1, 0, 5, 9]];
+    for nonsense in [Value::Nil, Value::Okay].into_iter().chain(lists.map(list)) {
+        assert!(matches!(reply(&nonsense, charge), Err(StoreError::Nonsense(_))), "{nonsense:?}");
     }
 }

@@ -1,0 +1,147 @@
+-- What is needed once in a long while: a limit was edited and its log changes form, Redis's clock has stepped back,
+-- a ring has grown old. Written at once, charge or not. The usual script leaves this file out; see state.lua.
+
+rare = {}
+
+-- Admissions as { time, units }, oldest first, those that still count in a window of `per`.
+local function history_of(form, log, per)
+  local history = {}
+  local function remember(at, units)
+    if units > 0 and at + per > now then
+      -- Rounded up to a tick, the time of an admission may lie a little ahead; it was not after now.
+      history[#history + 1] = { math.min(at, now), units }
+    end
+  end
+  if form == 119 then
+    for i = 0, log.count - 1 do
+      remember(log.base + ring_time(log, i) * log.tick, 1)
+    end
+  elseif log.used > 0 then
+    for i = log.oldest, log.last do
+      -- All that is known is the bucket; its end is taken, so that nothing is forgotten too early.
+      remember(log.base + math.min((i + 1) * log.width - 1, log.newest), buckets_sum(log, i))
+    end
+  end
+  return history
+end
+
+-- Where the clock has stepped back behind the newest admission, time stands still for the log until it goes on from
+-- there.
+local function stand_still(form, log)
+  local newest = form == 119 and log.newest * log.tick or log.newest
+  if form == 119 and math.ceil((now - log.base) / log.tick) >= log.newest or now - log.base >= newest then
+    return
+  end
+  log.base = now - newest
+  redis.call('SETRANGE', log.key, '0', form == 119 and ring_header(log) or buckets_header(log))
+  expire(log.key, now + log.per * 2)
+end
+
+-- Writes a ring whole, from its times. SET takes the key's expiry away, so it gets one again.
+local function rewrite_ring(log, times)
+  log.head, log.count, log.places, log.newest = 0, #times, 8, times[#times] or 0
+  while log.places < #times do
+    log.places = log.places * 2
+  end
+  local packed = {}
+  for i, time in ipairs(times) do
+    packed[i] = struct.pack('>I4', time)
+  end
+  log.bytes = ring_header(log) .. table.concat(packed)
+  redis.call('SET', log.key, log.bytes)
+  expire(log.key, now + log.per * 2)
+end
+
+local function ring_of(history, log)
+  local units, times = 0, {}
+  log.base = history[1] and history[1][1] or now
+  for _, admission in ipairs(history) do
+    units = units + admission[2]
+  end
+  -- Only the newest `limit` units can still decide anything.
+  local spare = math.max(units - log.limit, 0)
+  for _, admission in ipairs(history) do
+    local dropped = math.min(spare, admission[2])
+    spare = spare - dropped
+    for _ = 1, admission[2] - dropped do
+      times[#times + 1] = math.ceil((admission[1] - log.base) / log.tick)
+    end
+  end
+  rewrite_ring(log, times)
+end
+
+local function buckets_of(history, log)
+  local sums, packed = {}, {}
+  log.base, log.newest, log.total, log.oldest = history[1] and history[1][1] or now, 0, 0, 0
+  for _, admission in ipairs(history) do
+    log.newest, log.total = admission[1] - log.base, log.total + admission[2]
+    -- All of it lies within one window, and so in 61 buckets.
+    local place = math.floor(log.newest / log.width) % 61
+    sums[place] = (sums[place] or 0) + admission[2]
+  end
+  for place = 0, 60 do
+    packed[place + 1] = struct.pack('>I6', sums[place] or 0)
+  end
+  log.bytes = buckets_header(log) .. table.concat(packed)
+  redis.call('SET', log.key, log.bytes)
+  expire(log.key, now + log.per * 2)
+end
+
+-- Brings what is stored into a ring's form. `log` is the ring as read, if it was one.
+function rare.ring(log, form, tick)
+  local found = log
+  if form == 98 then
+    -- Read as what it is. Its own width says that nothing is odd about it; a step back is mended here.
+    found = { key = log.key, per = log.per, bytes = redis.call('GETRANGE', log.key, '0', '407') }
+    local _
+    _, _, found.width, found.base, found.newest, found.total, found.oldest = struct.unpack('>BBddddd', found.bytes)
+  end
+  stand_still(form, found)
+  if form == 98 then
+    buckets_use(found)
+  end
+  if form == 98 or log.tick ~= tick then
+    local history = history_of(form, found, log.per)
+    log.tick = tick
+    ring_of(history, log)
+  elseif math.ceil((now - log.base) / tick) > 3221225472 then
+    -- The base moves to the oldest admission that counts.
+    local times, first = {}, ring_until(log, (now - log.per - log.base) / tick)
+    if first < log.count then
+      local shift = ring_time(log, first)
+      for i = first, log.count - 1 do
+        times[#times + 1] = ring_time(log, i) - shift
+      end
+      log.base = log.base + shift * tick
+      rewrite_ring(log, times)
+    end
+  end
+end
+
+-- Brings what is stored into the form of buckets. `log` is the buckets as read, if it was some.
+function rare.buckets(log, form, width)
+  local found = log
+  if form == 119 then
+    found = { key = log.key, per = log.per, bytes = log.bytes }
+    local _
+    _, _, found.head, found.count, found.places, found.newest, found.tick, found.base =
+      struct.unpack('>BBI4I4I4I4I4d', found.bytes)
+  end
+  stand_still(form, found)
+  if form == 98 then
+    buckets_use(log)
+  end
+  if form == 119 or log.width ~= width then
+    local history = history_of(form, found, log.per)
+    log.width = width
+    buckets_of(history, log)
+  end
+end
+
+-- Nothing is credited for a step back, and refilling goes on from now. The level stays in the units it was written in:
+-- what an edited limit makes of it is not for ever.
+function rare.bucket(bucket, unit, level)
+  redis.call('SET', bucket.key, struct.pack('>BBddd', 1, 116, unit, level, now))
+  local worth = unit == bucket.unit and level or math.floor(level / unit) * bucket.unit
+  expire(bucket.key, now + math.ceil((bucket.full - math.min(worth, bucket.full)) / bucket.rate))
+end

@@ -1,0 +1,107 @@
+-- The sliding window above 10,000 of src/limit/algorithm/sliding_window.rs, which has the proof: sums of admissions
+-- in 61 buckets.
+--
+-- 'b': a header of 42 bytes, then the buckets' sums, 6 bytes each; bucket i at place i % 61.
+--     header: version, form, width, base, newest, total, oldest (f64 each)
+
+local function buckets_sum(log, i)
+  return (struct.unpack('>I6', log.bytes, 43 + 6 * (i % 61)))
+end
+
+local function buckets_put(log, i, sum)
+  redis.call('SETRANGE', log.key, string.format('%d', 42 + 6 * (i % 61)), struct.pack('>I6', sum))
+end
+
+local function buckets_header(log)
+  return struct.pack('>BBddddd', 1, 98, log.width, log.base, log.newest, log.total, log.oldest)
+end
+
+-- Finds what counts: the units, the bucket of now, those of the newest and of the oldest admission.
+local function buckets_use(log)
+  log.current, log.last = math.floor((now - log.base) / log.width), math.floor(log.newest / log.width)
+  log.used = log.current - log.last < 61 and log.total or 0
+  log.written = log.oldest
+  if log.used > 0 then
+    -- The buckets that have left the window are those whose places the buckets since `last` take.
+    for i = log.last + 1, log.current do
+      log.used = log.used - buckets_sum(log, i)
+    end
+    log.oldest = math.max(log.oldest, log.current - 60)
+    while log.oldest < log.last and buckets_sum(log, log.oldest) == 0 do
+      log.oldest = log.oldest + 1
+    end
+  end
+end
+
+-- Arguments from the `at`-th on: limit, width, window. Returns the log, judged; nothing when `rare` is needed and
+-- not here.
+local function buckets_look(key, at, cost)
+  local limit, width, per = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+  local log = {
+    key = key, limit = limit, per = per, width = width, bytes = redis.call('GETRANGE', key, '0', '407'),
+    base = now, newest = 0, total = 0, oldest = 0,
+    used = 0, current = 0, last = 0, written = 0, wait = 0, remaining = limit, next = 0,
+  }
+  local form = form_of(log.bytes)
+  local odd = form == 119
+  if form == 98 then
+    local _
+    _, _, log.width, log.base, log.newest, log.total, log.oldest = struct.unpack('>BBddddd', log.bytes)
+    if #log.bytes < 408 or log.width < 1 then
+      error('TOLLGATE damaged state')
+    end
+    odd = log.width ~= width or now - log.base < log.newest
+  end
+  if odd then
+    if not rare then
+      return nil
+    end
+    rare.buckets(log, form, width)
+  end
+  buckets_use(log)
+  if log.used > 0 then
+    local past = now - log.base
+    log.remaining, log.next = math.max(limit - log.used, 0), (log.oldest + 61) * log.width - past
+    local excess = log.used + cost - limit
+    if excess > 0 and cost <= limit then
+      local i, freed = log.oldest, buckets_sum(log, log.oldest)
+      while freed < excess and i < log.last do
+        i = i + 1
+        freed = freed + buckets_sum(log, i)
+      end
+      log.wait = (i + 61) * log.width - past
+    end
+  end
+  if cost > limit then
+    log.wait = -1
+  end
+  return log
+end
+
+local function buckets_charge(log, cost)
+  local key = log.key
+  if log.used == 0 then
+    -- Nothing counts: new buckets that begin now.
+    log.base, log.newest, log.total, log.oldest, log.current = now, 0, cost, 0, 0
+    redis.call('SET', key, buckets_header(log) .. struct.pack('>I6', cost) .. string.rep('\0', 360))
+  else
+    local sum = cost
+    if log.current == log.last then
+      sum = sum + buckets_sum(log, log.last)
+    end
+    for i = log.last + 1, log.current - 1 do
+      buckets_put(log, i, 0)
+    end
+    buckets_put(log, log.current, sum)
+    log.newest, log.total = now - log.base, log.used + cost
+    redis.call('SETRANGE', key, '0', buckets_header(log))
+  end
+  expire(key, log.base + (log.current + 61) * log.width)
+  log.remaining = math.max(log.limit - log.total, 0)
+  log.next = log.base + (log.oldest + 61) * log.width - now
+end
+
+-- When the last admission no longer counts.
+local function buckets_ends(log)
+  return log.used > 0 and log.base + (log.last + 61) * log.width or now
+end
