@@ -9,7 +9,7 @@ local function slots_look(key, at)
   local limit = tonumber(ARGV[at])
   local taken = redis.call('ZCOUNT', key, string.format('(%d', now), '+inf')
   return {
-    key = key, limit = limit, lease = tonumber(ARGV[at + 1]), id = ARGV[at + 2], taken = taken,
+    form = 99, key = key, limit = limit, lease = tonumber(ARGV[at + 1]), id = ARGV[at + 2], taken = taken,
     wait = taken < limit and 0 or 1000000, remaining = math.max(limit - taken, 0), next = 0,
   }
 end

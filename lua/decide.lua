@@ -14,7 +14,7 @@ if not_after > 0 and now > not_after then
   return { now }
 end
 
-local forms, roles, states = {}, {}, {}
+local roles, states = {}, {}
 local fits, candidates_fit = true, true
 local at = 3
 for i = 1, #KEYS do
@@ -39,7 +39,7 @@ for i = 1, #KEYS do
   if not state then
     return { now, 1 }
   end
-  forms[i], roles[i], states[i] = form, role or 0, state
+  roles[i], states[i] = role or 0, state
   if state.wait ~= 0 then
     fits = fits and role
     candidates_fit = candidates_fit and role ~= 126
@@ -48,7 +48,8 @@ end
 
 local reply = { now }
 for i = 1, #KEYS do
-  local state, form, ends = states[i], forms[i], now
+  local state, ends = states[i], now
+  local form = state.form
   if fits and state.wait == 0 and (candidates_fit or roles[i] ~= 126) then
     if form == 119 then
       ring_charge(state, cost)

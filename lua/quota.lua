@@ -15,7 +15,7 @@ local function quota_look(key, at, cost)
     error('TOLLGATE the clocks of the gateway and of Redis are more than a period apart')
   end
   local used = {
-    key = key, limit = limit, start = start, finish = finish, units = 0,
+    form = 113, key = key, limit = limit, start = start, finish = finish, units = 0,
     wait = 0, remaining = limit, next = 0,
   }
   local bytes = redis.call('GET', key)

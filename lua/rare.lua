@@ -53,17 +53,10 @@ local function rewrite_ring(log, times)
 end
 
 local function ring_of(history, log)
-  local units, times = 0, {}
+  local times = {}
   log.base = history[1] and history[1][1] or now
   for _, admission in ipairs(history) do
-    units = units + admission[2]
-  end
-  -- Only the newest `limit` units can still decide anything.
-  local spare = math.max(units - log.limit, 0)
-  for _, admission in ipairs(history) do
-    local dropped = math.min(spare, admission[2])
-    spare = spare - dropped
-    for _ = 1, admission[2] - dropped do
+    for _ = 1, admission[2] do
       times[#times + 1] = math.ceil((admission[1] - log.base) / log.tick)
     end
   end
@@ -87,40 +80,51 @@ local function buckets_of(history, log)
   expire(log.key, now + log.per * 2)
 end
 
--- Brings what is stored into a ring's form. `log` is the ring as read, if it was one.
-function rare.ring(log, form, tick)
-  local found = log
+-- Brings what is stored into a form that an exact window can use, which no unit is lost by: the limit may be raised
+-- again. Says whether that are buckets. `log` is the ring as read, if it was one.
+function rare.ring(log, form)
   if form == 98 then
-    -- Read as what it is. Its own width says that nothing is odd about it; a step back is mended here.
-    found = { key = log.key, per = log.per, bytes = redis.call('GETRANGE', log.key, '0', '407') }
+    local found = { key = log.key, per = log.per, bytes = redis.call('GETRANGE', log.key, '0', '407') }
     local _
     _, _, found.width, found.base, found.newest, found.total, found.oldest = struct.unpack('>BBddddd', found.bytes)
-  end
-  stand_still(form, found)
-  if form == 98 then
+    stand_still(form, found)
     buckets_use(found)
-  end
-  if form == 98 or log.tick ~= tick then
+    local width = math.ceil(log.per / 60)
+    if found.width == width then
+      return found.used > 0
+    end
     local history = history_of(form, found, log.per)
-    log.tick = tick
+    if #history == 0 then
+      ring_of(history, log)
+      return false
+    end
+    found.width = width
+    buckets_of(history, found)
+    return true
+  end
+  stand_still(form, log)
+  if log.tick < log.fresh_tick then
+    local history = history_of(form, log, log.per)
+    log.tick = log.fresh_tick
     ring_of(history, log)
-  elseif math.ceil((now - log.base) / tick) > 3221225472 then
+  elseif math.ceil((now - log.base) / log.tick) > 3221225472 then
     -- The base moves to the oldest admission that counts.
-    local times, first = {}, ring_until(log, (now - log.per - log.base) / tick)
+    local times, first = {}, ring_until(log, (now - log.per - log.base) / log.tick)
     if first < log.count then
       local shift = ring_time(log, first)
       for i = first, log.count - 1 do
         times[#times + 1] = ring_time(log, i) - shift
       end
-      log.base = log.base + shift * tick
+      log.base = log.base + shift * log.tick
       rewrite_ring(log, times)
     end
   end
+  return false
 end
 
--- Brings what is stored into the form of buckets. `log` is the buckets as read, if it was some.
-function rare.buckets(log, form, width)
-  local found = log
+-- Brings what is stored into buckets of the right width. `log` is the buckets as read, if it was some.
+function rare.buckets(log, form)
+  local found, width = log, math.ceil(log.per / 60)
   if form == 119 then
     found = { key = log.key, per = log.per, bytes = log.bytes }
     local _

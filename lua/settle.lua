@@ -11,9 +11,10 @@ local back, more = math.max(reserved - spent, 0), math.max(spent - reserved, 0)
 
 local function settle_ring(log)
   if more > 0 then
-    -- Only the newest `limit` units can still decide anything: the oldest make room.
+    -- More than `limit` at one moment decide nothing that `limit` would not. And no exact limit is larger than 10,000:
+    -- of more units than that, the oldest make room.
     local units = math.min(more, log.limit)
-    log.dead = math.max(log.dead, log.count + units - log.limit)
+    log.dead = math.max(log.dead, log.count + units - 10000)
     if log.dead >= log.count then
       log.count = 0
     else
@@ -87,20 +88,30 @@ end
 local at = 4
 for i = 1, #KEYS do
   local key, form = KEYS[i], string.byte(ARGV[at])
+  local state
   if form == 119 then
-    settle_ring(ring_look(key, at + 1, 1))
+    state = ring_look(key, at + 1, 1)
     at = at + 4
   elseif form == 98 then
-    settle_buckets(buckets_look(key, at + 1, 1))
+    state = buckets_look(key, at + 1, 1)
     at = at + 4
   elseif form == 116 then
-    settle_bucket(bucket_look(key, at + 1, 1))
+    state = bucket_look(key, at + 1, 1)
     at = at + 4
   elseif form == 113 then
-    settle_quota(quota_look(key, at + 1, 1))
+    state = quota_look(key, at + 1, 1)
     at = at + 6
   else
     error('TOLLGATE slots are given back, and not settled')
+  end
+  if state.form == 119 then
+    settle_ring(state)
+  elseif state.form == 98 then
+    settle_buckets(state)
+  elseif state.form == 116 then
+    settle_bucket(state)
+  else
+    settle_quota(state)
   end
 end
 return #KEYS

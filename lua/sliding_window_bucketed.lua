@@ -35,10 +35,12 @@ end
 
 -- Arguments from the `at`-th on: limit, width, window. Returns the log, judged; nothing when `rare` is needed and
 -- not here.
-local function buckets_look(key, at, cost)
-  local limit, width, per = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
+function buckets_look(key, at, cost)
+  local limit, per = tonumber(ARGV[at]), tonumber(ARGV[at + 2])
+  -- As the argument between them says, where it is not an exact window that has to do with buckets for a while.
+  local width = math.ceil(per / 60)
   local log = {
-    key = key, limit = limit, per = per, width = width, bytes = redis.call('GETRANGE', key, '0', '407'),
+    form = 98, key = key, limit = limit, per = per, width = width, bytes = redis.call('GETRANGE', key, '0', '407'),
     base = now, newest = 0, total = 0, oldest = 0,
     used = 0, current = 0, last = 0, written = 0, wait = 0, remaining = limit, next = 0,
   }
@@ -56,7 +58,7 @@ local function buckets_look(key, at, cost)
     if not rare then
       return nil
     end
-    rare.buckets(log, form, width)
+    rare.buckets(log, form)
   end
   buckets_use(log)
   if log.used > 0 then

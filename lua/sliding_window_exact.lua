@@ -39,12 +39,14 @@ local function ring_header(log)
 end
 
 -- Arguments from the `at`-th on: limit, tick, window. Returns the log, judged; nothing when `rare` is needed and not
--- here.
+-- here. A log that an edited limit has left in buckets, or in a coarser tick, stays in them until nothing in it counts:
+-- two limits that use it in turns must not make it over at every call.
 local function ring_look(key, at, cost)
   local limit, tick, per = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
   -- The header and 64 places: callers of small limits need nothing more.
   local log = {
-    key = key, limit = limit, per = per, tick = tick, bytes = redis.call('GETRANGE', key, '0', '285'),
+    form = 119, key = key, limit = limit, per = per, fresh_tick = tick, tick = tick,
+    bytes = redis.call('GETRANGE', key, '0', '285'),
     head = 0, count = 0, places = 0, newest = 0, base = 0,
     dead = 0, oldest = 0, wait = 0, remaining = limit, next = 0,
   }
@@ -58,13 +60,15 @@ local function ring_look(key, at, cost)
     end
     -- In ticks, rounded up. A base that lies far behind moves long before an offset outgrows a u32.
     local ticks = math.ceil((now - log.base) / log.tick)
-    odd = log.tick ~= tick or ticks < log.newest or ticks > 3221225472
+    odd = log.tick < tick or ticks < log.newest or ticks > 3221225472
   end
   if odd then
     if not rare then
       return nil
     end
-    rare.ring(log, form, tick)
+    if rare.ring(log, form) then
+      return buckets_look(key, at, cost)
+    end
   end
   if log.count > 0 then
     log.dead = ring_until(log, (now - per - log.base) / log.tick)
@@ -111,7 +115,7 @@ local function ring_charge(log, cost)
   local key, newest = log.key, 0
   if log.count == 0 then
     -- Nothing counts: a new, small ring that begins now.
-    log.places = 8
+    log.places, log.tick = 8, log.fresh_tick
     while log.places < cost do
       log.places = log.places * 2
     end

@@ -17,3 +17,6 @@ end
 -- What is needed once in a long while (rare.lua): a limit was edited, a clock has stepped back. The usual script
 -- leaves it out, and asks to be called again with it.
 local rare
+
+-- The reader of buckets, where it is in the script: an edited exact window may have to do with them for a while.
+local buckets_look

@@ -28,7 +28,7 @@ local function bucket_look(key, at, cost)
   local burst, unit, rate = tonumber(ARGV[at]), tonumber(ARGV[at + 1]), tonumber(ARGV[at + 2])
   local full = burst * unit
   local bucket = {
-    key = key, unit = unit, rate = rate, full = full, level = full,
+    form = 116, key = key, unit = unit, rate = rate, full = full, level = full,
     wait = 0, remaining = burst, next = 0,
   }
   local bytes = redis.call('GET', key)

@@ -57,8 +57,8 @@ pub struct Rule {
     pub enforcement: Enforcement,
     /// Where the periods of a quota begin; `None` for the other algorithms.
     pub calendar: Option<Arc<Calendar>>,
-    /// `scope:name`, the part of the store key behind the caller; `scope:name:leases` of a concurrency limit, and
-    /// `:name` without its scope where that is the caller's key.
+    /// The part of the store key behind the caller: `scope:name` of a sliding window, and `scope:name:bucket`,
+    /// `scope:name:quota`, `scope:name:leases` of the others; without its scope where that is the caller's key.
     key: Arc<str>,
 }
 
@@ -75,9 +75,14 @@ impl Rule {
             Scope::Key => format!(":{name}"),
             Scope::Pool => format!("pool:{name}"),
         };
-        // Leases are kept in another kind of value than everything else, and so under another key.
-        let key =
-            if matches!(algorithm, Algorithm::Concurrency(_)) { format!("{scoped}:leases") } else { scoped };
+        // Another algorithm is another counter. Under one key each would take the other's state for none and write over it:
+        // two gateways, or two plans, that call different algorithms by one name would refuse nobody.
+        let key = match &algorithm {
+            Algorithm::SlidingWindow(_) => scoped,
+            Algorithm::TokenBucket(_) => format!("{scoped}:bucket"),
+            Algorithm::Quota(_) => format!("{scoped}:quota"),
+            Algorithm::Concurrency(_) => format!("{scoped}:leases"),
+        };
         let enforcement = Enforcement::On;
         Self { name: name.into(), scope, algorithm, enforcement, calendar: None, key: key.into() }
     }

@@ -116,9 +116,11 @@ impl SlidingWindow {
     /// still where the clock has stepped back.
     pub fn settle(&self, log: &mut WindowLog, now: Micros) {
         log.stand_still(now);
+        // Two limits may use one log in turns, call by call: making it over must not be what each of them does. So a log
+        // keeps the coarser form until nothing in it counts and it begins anew.
         let fits = match log {
-            WindowLog::Exact(ring) => self.is_exact() && ring.tick == self.grain,
-            WindowLog::Bucketed(buckets) => !self.is_exact() && buckets.width == self.grain,
+            WindowLog::Exact(ring) => self.is_exact() && ring.tick >= self.grain,
+            WindowLog::Bucketed(buckets) => buckets.width == self.width(),
         };
         match log {
             log if !fits => *log = self.converted(log, now),
@@ -177,7 +179,8 @@ impl SlidingWindow {
             None => self.charge(None, now, units).0,
             Some(WindowLog::Exact(mut ring)) => {
                 let live = ring.live(self.per, now);
-                let spare = (live.len() as u64 + units.get()).saturating_sub(self.limit.get());
+                // No exact limit is larger, so of more units than that the oldest decide nothing.
+                let spare = (live.len() as u64 + units.get()).saturating_sub(EXACT_MAX);
                 let dropped = live.start + usize::try_from(spare).unwrap_or(usize::MAX).min(live.len());
                 ring.times.drain(..dropped);
                 self.charge(Some(WindowLog::Exact(ring)), now, units).0
@@ -244,32 +247,38 @@ impl SlidingWindow {
     }
 
     fn empty(&self, now: Micros) -> WindowLog {
+        self.empty_of(self.is_exact(), now)
+    }
+
+    fn empty_of(&self, exact: bool, now: Micros) -> WindowLog {
         let base = now.cast_signed();
-        if self.is_exact() {
+        if exact {
             WindowLog::Exact(Ring { tick: self.grain, base, times: VecDeque::new() })
         } else {
             let counts = Box::new([0; COUNTED]);
-            WindowLog::Bucketed(Buckets { width: self.grain, base, newest: 0, counts })
+            WindowLog::Bucketed(Buckets { width: self.width(), base, newest: 0, counts })
         }
     }
 
+    /// Microseconds of one bucket, also where an exact window has to do with buckets for a while.
+    fn width(&self) -> Micros {
+        self.per.div_ceil(BUCKETS)
+    }
+
     /// The same admissions in this window's form; where a time is only known to lie in a bucket, the end of the bucket
-    /// is taken, so that nothing is forgotten too early.
+    /// is taken, so that nothing is forgotten too early. No unit is dropped, also where there are more than the limit: it
+    /// may be raised again.
     fn converted(&self, log: &WindowLog, now: Micros) -> WindowLog {
         let mut history = log.history(now);
         // Rounded up to a tick, the time of an admission may lie a little ahead; it was not after now.
         history.iter_mut().for_each(|(time, _)| *time = (*time).min(now.cast_signed()));
         history.retain(|&(time, _)| time + self.per.cast_signed() > now.cast_signed());
         let oldest = history.first().map_or(now.cast_signed(), |&(time, _)| time);
-        let mut new = self.empty(oldest.cast_unsigned());
+        let exact = self.is_exact() && (matches!(log, WindowLog::Exact(_)) || history.is_empty());
+        let mut new = self.empty_of(exact, oldest.cast_unsigned());
         match &mut new {
             WindowLog::Exact(ring) => {
-                // Only the newest `limit` units can still decide anything.
-                let mut spare =
-                    history.iter().map(|&(_, units)| units).sum::<u64>().saturating_sub(self.limit.get());
-                for (time, mut units) in history {
-                    let dropped = spare.min(units);
-                    (spare, units) = (spare - dropped, units - dropped);
+                for (time, units) in history {
                     let tick = u64::try_from(time - oldest).unwrap_or(0).div_ceil(ring.tick);
                     let tick = u32::try_from(tick).unwrap_or(u32::MAX);
                     ring.times.extend(std::iter::repeat_n(tick, usize::try_from(units).unwrap_or(0)));
