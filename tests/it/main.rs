@@ -10,6 +10,7 @@
 //! | `framing` | message boundaries, hop-by-hop fields, `Host`, methods that are not served |
 //! | `answers` | rate-limit fields, `Retry-After`, problem documents, request ids |
 //! | `mistakes` | configurations that must be refused |
+//! | `changes` | what a changed plan keeps of what was used; one test for each row of docs/concepts/plan-changes.md |
 //! | `slots` | requests in flight, calendar quotas |
 //! | `redis` | keys, expiry, scripts, restart, cluster |
 //! | `outage` | Redis absent, refusing, frozen |
@@ -33,6 +34,7 @@
 
 mod addresses;
 mod answers;
+mod changes;
 mod dashboards;
 mod demo;
 mod docs;
