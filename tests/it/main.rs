@@ -11,6 +11,7 @@
 //! | `answers` | rate-limit fields, `Retry-After`, problem documents, request ids |
 //! | `mistakes` | configurations that must be refused |
 //! | `changes` | what a changed plan keeps of what was used; one test for each row of docs/concepts/plan-changes.md |
+//! | `clocks` | the wall clock of the machine: set back, near the end of a month |
 //! | `slots` | requests in flight, calendar quotas |
 //! | `redis` | keys, expiry, scripts, restart, cluster |
 //! | `outage` | Redis absent, refusing, frozen |
@@ -35,6 +36,7 @@
 mod addresses;
 mod answers;
 mod changes;
+mod clocks;
 mod dashboards;
 mod demo;
 mod docs;

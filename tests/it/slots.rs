@@ -285,6 +285,9 @@ fn a_killed_gateway_gives_its_slots_back_within_the_lease() {
     let held = hold(&dying, &holding, SLOTS);
     living.get("/x").key("k").send().expect(429);
     assert_eq!(leases(redis), 100);
+    // TTL-1: and the key has an end.
+    let lifetime = redis.number(&["PTTL", LEASES]);
+    assert!((1..=10_100).contains(&lifetime), "{lifetime}");
     // Longer than a lease, to see that they are renewed: the slots are still taken.
     thread::sleep(Duration::from_secs(12));
     living.get("/x").key("k").send().expect(429);

@@ -3,13 +3,13 @@
 
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use actix_web::body::{BoxBody, MessageBody};
 use actix_web::dev::ServiceResponse;
 use actix_web::rt::{System, SystemRunner};
 use actix_web::{App, test, web};
-use tollgate::clock::ManualClock;
+use tollgate::clock::{Clock as _, ManualClock};
 use tollgate::config::{self, Purpose, Sources};
 use tollgate::gate::Gate;
 use tollgate::limit::store::{MemoryStore, StoreKind};
@@ -73,6 +73,14 @@ impl Fleet {
             }
         };
         Member { answering }
+    }
+
+    /// The time by the clock that counts, since some moment of the past.
+    pub(crate) fn now(&self) -> Duration {
+        match self {
+            Self::Gates { clock, .. } => Duration::from_micros(clock.now()),
+            Self::Gateways { .. } => SystemTime::UNIX_EPOCH.elapsed().unwrap(),
+        }
     }
 
     /// Lets time pass, in truth or for the gates.
