@@ -274,6 +274,23 @@ for_every_store! {
 }
 
 #[test]
+fn a_lowered_limit_counts_the_slots_that_are_taken() {
+    // CHG-1 for slots: what is in flight under the old limit is in flight, whoever counts.
+    let store = Store::Redis(Redis::start());
+    let holding = Holding::start();
+    let two = Gateway::start(&config(&holding, &store));
+    let held = hold(&two, &holding, 2);
+    let (one, three) = (config_of(1, &holding, &store), config_of(3, &holding, &store));
+    let lowered = Gateway::start(&one);
+    assert_eq!(lowered.get("/x").key("k").send().expect(429).remaining("inflight"), 0);
+    let raised = Gateway::start(&three);
+    assert_eq!(raised.get("/x").key("k").send().expect(200).remaining("inflight"), 0);
+    holding.let_go();
+    drop(held);
+    passes_soon(&lowered, GIVEN_BACK);
+}
+
+#[test]
 fn a_killed_gateway_gives_its_slots_back_within_the_lease() {
     // APISIX and others: a crashed node left its slots taken, for an hour or for ever.
     const SLOTS: usize = 100;
