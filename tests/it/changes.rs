@@ -528,6 +528,118 @@ fn every_row_of_the_page_is_a_test_and_every_test_a_row() {
     assert!(unnamed.is_empty() && untold.is_empty(), "not in {PAGE}: {unnamed:?}; no test: {untold:?}");
 }
 
+/// What may pass under a row of limits that are switched between at random: the law of all the stories above.
+mod at_random {
+    use std::collections::VecDeque;
+    use std::num::NonZeroU64;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+    use proptest::test_runner::RngSeed;
+    use tollgate::clock::{Clock as _, ManualClock};
+    use tollgate::limit::algorithm::{Algorithm, SlidingWindow, TokenBucket};
+    use tollgate::limit::store::{Charge, MemoryStore};
+    use tollgate::limit::{Rule, Scope};
+
+    const SECOND: u64 = 1_000_000;
+    const HOUR: u64 = 3_600 * SECOND;
+
+    /// One call: which of the limits is in force, how long after the one before, at what cost.
+    type Step = (usize, u64, u64);
+
+    fn n(value: u64) -> NonZeroU64 {
+        NonZeroU64::new(value).unwrap()
+    }
+
+    fn rule(algorithm: Algorithm) -> [Rule; 1] {
+        [Rule::new("limit", Scope::Plan, algorithm)]
+    }
+
+    fn windows(amounts: &[(u64, u64)]) -> Vec<[Rule; 1]> {
+        let window = |&(limit, per): &(u64, u64)| SlidingWindow::new(n(limit), per).unwrap();
+        amounts.iter().map(|amount| rule(Algorithm::SlidingWindow(window(amount)))).collect()
+    }
+
+    /// What passes, as moments and units.
+    fn passes(rules: &[[Rule; 1]], steps: &[Step]) -> Vec<(u64, u64)> {
+        let clock = Arc::new(ManualClock::at(1_773_835_200 * SECOND));
+        let store = MemoryStore::new(10, clock.clone());
+        let mut passed = Vec::new();
+        for &(in_force, pause, cost) in steps {
+            clock.advance(Duration::from_micros(pause));
+            let charge = Charge::new("acct.one", "free", &rules[in_force % rules.len()], n(cost));
+            if store.decide_now(charge).allowed {
+                passed.push((clock.now(), cost));
+            }
+        }
+        passed
+    }
+
+    /// The most units in any span of `length`.
+    fn most_within(passed: &[(u64, u64)], length: u64) -> u64 {
+        let (mut within, mut units, mut most) = (VecDeque::new(), 0, 0);
+        for &(at, cost) in passed {
+            within.push_back((at, cost));
+            units += cost;
+            while let Some(&(_, left)) = within.front().filter(|(earlier, _)| earlier + length <= at) {
+                within.pop_front();
+                units -= left;
+            }
+            most = most.max(units);
+        }
+        most
+    }
+
+    fn steps(costs: std::ops::Range<u64>, longest_pause: u64) -> impl Strategy<Value = Vec<Step>> {
+        let pause = prop_oneof![4 => 0..1_000u64, 3 => 0..longest_pause / 20, 1 => 0..longest_pause];
+        prop::collection::vec((0..8usize, pause, costs), 1..200)
+    }
+
+    fn config() -> ProptestConfig {
+        let rng_seed = RngSeed::Fixed(2_026);
+        ProptestConfig { cases: 300, rng_seed, failure_persistence: None, ..ProptestConfig::default() }
+    }
+
+    #[test]
+    #[ignore = "FAILS, a bug: a window that becomes smaller forgets all but its newest units for good"]
+    fn windows_admit_the_largest_limit_in_the_shortest_of_them_at_most() {
+        // CHG-5, for both forms and for windows of hours, whose times are rounded.
+        let tables: [&[(u64, u64)]; 4] = [
+            &[(3, 10 * SECOND), (50, 10 * SECOND), (7, 20 * SECOND)],
+            &[(10_000, 10 * SECOND), (12_000, 10 * SECOND)],
+            &[(5, 60 * SECOND), (10_001, 60 * SECOND), (30_000, 90 * SECOND), (9_000, 120 * SECOND)],
+            &[(50, HOUR), (5, 2 * HOUR), (20_000, 3 * HOUR), (40, 24 * HOUR)],
+        ];
+        for amounts in tables {
+            let rules = windows(amounts);
+            let largest = amounts.iter().map(|&(limit, _)| limit).max().unwrap();
+            let shortest = amounts.iter().map(|&(_, per)| per).min().unwrap();
+            proptest!(config(), |(steps in steps(1..largest / 8 + 2, shortest))| {
+                let most = most_within(&passes(&rules, &steps), shortest);
+                prop_assert!(most <= largest, "{most} units within {shortest} us under {amounts:?}");
+            });
+        }
+    }
+
+    #[test]
+    fn buckets_admit_the_largest_burst_and_the_quickest_refill_at_most() {
+        let amounts = [(5, SECOND, 10), (7, 3 * SECOND, 4), (1, 2 * SECOND, 20), (5, SECOND, 3)];
+        let bucket =
+            |&(limit, per, burst): &(u64, u64, u64)| TokenBucket::new(n(limit), per, n(burst)).unwrap();
+        let rules: Vec<_> =
+            amounts.iter().map(|amount| rule(Algorithm::TokenBucket(bucket(amount)))).collect();
+        proptest!(config(), |(steps in steps(1..6, 10 * SECOND))| {
+            let passed = passes(&rules, &steps);
+            for seconds in [1, 2, 5, 10, 30] {
+                let most = most_within(&passed, seconds * SECOND);
+                // 20 at once, and 5 a second.
+                prop_assert!(most <= 20 + 5 * seconds, "{most} units within {seconds} s");
+            }
+        });
+    }
+}
+
 /// As [`with`], for one window of this limit, and calls of `/bulk` cost 1,000.
 fn bulk(limit: u64) -> Config {
     with(&window(limit)).route("bulk", "/bulk", "cost = 1000")
