@@ -571,7 +571,9 @@ for_every_fleet! {
             .key("bucket", "one", "bucket")
             .key("window", "two", "window");
         let member = fleet.start(&config);
-        ["bucket", "window"].map(|key| member.passes(1, key));
+        for key in ["bucket", "window"] {
+            member.passes(1, key);
+        }
         fleet.wait(per * 2);
         let began = fleet.now();
         let (mut of_bucket, mut of_window, mut elapsed) = (0, 0, Duration::ZERO);
