@@ -10,6 +10,8 @@
 //! | `framing` | message boundaries, hop-by-hop fields, `Host`, methods that are not served |
 //! | `answers` | rate-limit fields, `Retry-After`, problem documents, request ids |
 //! | `mistakes` | configurations that must be refused |
+//! | `changes` | what a changed plan keeps of what was used; one test for each row of docs/concepts/plan-changes.md |
+//! | `clocks` | the wall clock of the machine: set back, near the end of a month |
 //! | `slots` | requests in flight, calendar quotas |
 //! | `redis` | keys, expiry, scripts, restart, cluster |
 //! | `outage` | Redis absent, refusing, frozen |
@@ -33,6 +35,8 @@
 
 mod addresses;
 mod answers;
+mod changes;
+mod clocks;
 mod dashboards;
 mod demo;
 mod docs;

@@ -16,10 +16,15 @@ use crate::support::{
 
 const TWO: &str = r#"{ name = "inflight", limit = 2, algorithm = "concurrency" }"#;
 
+/// Where Redis keeps the slots of the account `one`.
+const LEASES: &str = "tollgate:{acct.one}:plan:inflight:leases";
+
 /// What an ended request may take to give its slot back.
 const GIVEN_BACK: Duration = Duration::from_secs(1);
 
-/// An upstream that answers `/slow` only when it is let go, and counts how many requests it is holding.
+/// An upstream that answers `/slow` only when it is let go, and counts how many requests it is holding. `/endless` has no
+/// end and comes as fast as it is taken; `/drip` has none either and comes slowly, and how many of those are under way is
+/// counted, too.
 struct Holding {
     backend: Backend,
     state: Arc<State>,
@@ -31,6 +36,7 @@ struct State {
     opened: Condvar,
     held: AtomicUsize,
     most: AtomicUsize,
+    dripping: AtomicUsize,
 }
 
 impl Holding {
@@ -42,7 +48,13 @@ impl Holding {
                 of_backend.hold();
             }
             if request.target() == "/endless" {
-                return endless(stream);
+                return endless(stream, Duration::ZERO);
+            }
+            if request.target() == "/drip" {
+                of_backend.dripping.fetch_add(1, Ordering::SeqCst);
+                let outcome = endless(stream, Duration::from_millis(10));
+                of_backend.dripping.fetch_sub(1, Ordering::SeqCst);
+                return outcome;
             }
             stream.write_all(&response("200 OK", &[], b"ok"))?;
             Ok(After::Keep)
@@ -81,15 +93,40 @@ impl State {
 }
 
 /// An answer that never ends, until nobody takes it any more.
-fn endless(stream: &mut TcpStream) -> std::io::Result<After> {
+fn endless(stream: &mut TcpStream, pause: Duration) -> std::io::Result<After> {
     stream.write_all(&head("200 OK", &[("Content-Length", "1000000000000")]))?;
     loop {
         stream.write_all(&[b'.'; 16 * 1024])?;
+        thread::sleep(pause);
     }
 }
 
 fn config(holding: &Holding, store: &Store) -> Config {
     Config::open(&holding.backend).plan("two", TWO).key("k", "one", "two").store(store)
+}
+
+/// As [`config`], with so many slots instead of two.
+fn config_of(slots: usize, holding: &Holding, store: &Store) -> Config {
+    let limit = TWO.replace("limit = 2", &format!("limit = {slots}"));
+    Config::open(&holding.backend).plan("many", &limit).key("k", "one", "many").store(store)
+}
+
+/// Opens so many requests, all of which the upstream gets and none of which it answers before it is let go.
+#[track_caller]
+fn hold(gateway: &Gateway, holding: &Holding, slots: usize) -> Vec<Connection> {
+    let before = holding.state.held.load(Ordering::SeqCst);
+    let request = Request::get("/slow").key("k").to_bytes();
+    let held = (0..slots).map(|_| gateway.raw(&request)).collect();
+    holding.wait_for(before + slots);
+    held
+}
+
+/// Leases that have not ended, by the clock of Redis.
+#[track_caller]
+fn leases(redis: &Redis) -> i64 {
+    let script = "local time = redis.call('TIME') \
+        return redis.call('ZCOUNT', KEYS[1], '(' .. time[1] .. string.format('%06d', time[2]), '+inf')";
+    redis.number(&["EVAL", script, "1", LEASES])
 }
 
 /// Asks until a request passes, and no longer than a slot may take to come back.
@@ -156,6 +193,39 @@ for_every_store! {
         }
     }
 
+    fn a_thousand_clients_that_leave_in_mid_body_leave_no_slot_behind(store) {
+        // STR-4 at its full size: a slot in a hundred that is lost shows after a day, and nobody knows why.
+        const ROUNDS: usize = 20;
+        // Together below what the listen queue of a test's upstream holds.
+        const EACH_WAY: usize = 50;
+        let holding = Holding::start();
+        let gateway = Gateway::start(&config_of(2 * EACH_WAY, &holding, store));
+        let download = Request::get("/drip").key("k").to_bytes();
+        let upload = Request::new("POST", "/x").key("k").header("Content-Length", "1000000");
+        let upload = [upload.to_bytes(), vec![b'u'; 1_000]].concat();
+        for _ in 0..ROUNDS {
+            let received = holding.backend.body_bytes();
+            // Each round needs all slots, so one that is lost is missed in the next.
+            let downloads: Vec<_> = (0..EACH_WAY).map(|_| gateway.raw(&download)).collect();
+            let uploads: Vec<_> = (0..EACH_WAY).map(|_| gateway.raw(&upload)).collect();
+            eventually("all bodies to be under way", Duration::from_secs(10), || {
+                let uploaded = holding.backend.body_bytes() - received >= (EACH_WAY * 1_000) as u64;
+                let downloading = holding.state.dripping.load(Ordering::SeqCst) == EACH_WAY;
+                (uploaded && downloading).then_some(())
+            });
+            gateway.get("/x").key("k").send().expect(429);
+            drop((downloads, uploads));
+            eventually("all slots to come back", Duration::from_secs(5), || {
+                let in_flight = gateway.metric("tollgate_requests_in_flight", &[]);
+                let taken = store.redis().map_or(0, |redis| redis.number(&["ZCARD", LEASES]));
+                (in_flight < 1.0 && taken == 0).then_some(())
+            });
+        }
+        let all = hold(&gateway, &holding, 2 * EACH_WAY);
+        gateway.get("/x").key("k").send().expect(429);
+        drop(all);
+    }
+
     fn an_upstream_that_fails_keeps_no_slot(store) {
         // STR-4: only a proper answer gave the slot back.
         let refusing = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -204,28 +274,50 @@ for_every_store! {
 }
 
 #[test]
-fn a_killed_gateway_gives_its_slots_back_within_the_lease() {
-    // APISIX and others: a crashed node left its slots taken, for an hour or for ever.
+fn a_lowered_limit_counts_the_slots_that_are_taken() {
+    // CHG-1 for slots: what is in flight under the old limit is in flight, whoever counts.
     let store = Store::Redis(Redis::start());
     let holding = Holding::start();
-    let text = config(&holding, &store);
+    let two = Gateway::start(&config(&holding, &store));
+    let held = hold(&two, &holding, 2);
+    let (one, three) = (config_of(1, &holding, &store), config_of(3, &holding, &store));
+    let lowered = Gateway::start(&one);
+    assert_eq!(lowered.get("/x").key("k").send().expect(429).remaining("inflight"), 0);
+    let raised = Gateway::start(&three);
+    assert_eq!(raised.get("/x").key("k").send().expect(200).remaining("inflight"), 0);
+    holding.let_go();
+    drop(held);
+    passes_soon(&lowered, GIVEN_BACK);
+}
+
+#[test]
+fn a_killed_gateway_gives_its_slots_back_within_the_lease() {
+    // APISIX and others: a crashed node left its slots taken, for an hour or for ever.
+    const SLOTS: usize = 100;
+    let store = Store::Redis(Redis::start());
+    let redis = store.redis().expect("it was made above");
+    let holding = Holding::start();
+    let text = config_of(SLOTS, &holding, &store);
     let (dying, living) = (Gateway::start(&text), Gateway::start(&text));
-    let request = Request::get("/slow").key("k").to_bytes();
-    let held = (dying.raw(&request), dying.raw(&request));
-    holding.wait_for(2);
+    let held = hold(&dying, &holding, SLOTS);
     living.get("/x").key("k").send().expect(429);
-    // Longer than a lease, to see that it is renewed: the slots are still taken.
+    assert_eq!(leases(redis), 100);
+    // TTL-1: and the key has an end.
+    let lifetime = redis.number(&["PTTL", LEASES]);
+    assert!((1..=10_100).contains(&lifetime), "{lifetime}");
+    // Longer than a lease, to see that they are renewed: the slots are still taken.
     thread::sleep(Duration::from_secs(12));
     living.get("/x").key("k").send().expect(429);
     // Drop kills the process with SIGKILL.
     drop(dying);
     let killed = Instant::now();
-    passes_soon(&living, Duration::from_secs(11));
+    eventually("all leases to end", Duration::from_secs(11), || (leases(redis) == 0).then_some(()));
     assert!(killed.elapsed() > Duration::from_secs(5), "the slots came back before their lease was over");
-    drop(held);
-    // And nothing is left behind for ever.
-    let Store::Redis(redis) = &store else { unreachable!("it was made above") };
-    let lifetime = redis.number(&["PTTL", "tollgate:{acct.one}:plan:inflight:leases"]);
-    // The lease, and a little for the rounding of both clocks.
-    assert!((-2..=10_100).contains(&lifetime), "{lifetime}");
+    // Nothing is left behind for ever: the lease, and a little for the rounding of both clocks.
+    let lifetime = redis.number(&["PTTL", LEASES]);
+    assert!((-2..=100).contains(&lifetime), "{lifetime}");
+    // And the whole allowance can be lent again, and no more than that. The upstream still holds what the dead gateway sent.
+    let again = hold(&living, &holding, SLOTS);
+    living.get("/x").key("k").send().expect(429);
+    drop((held, again));
 }

@@ -25,7 +25,12 @@ impl Config {
 
     /// One upstream and no routes yet.
     pub(crate) fn bare(upstream: SocketAddr) -> Self {
-        Self::default().table(&format!("[upstreams.api]\ntargets = [\"http://{upstream}\"]"))
+        Self::default().upstream(upstream)
+    }
+
+    /// The one upstream, where the configuration was begun without it.
+    pub(crate) fn upstream(self, address: SocketAddr) -> Self {
+        self.table(&format!("[upstreams.api]\ntargets = [\"http://{address}\"]"))
     }
 
     /// The fixture of the cases: `free` is 5 calls in 10 s, `pro` 100, `anonymous` 3.

@@ -6,6 +6,8 @@
 pub(crate) mod backend;
 mod client;
 mod config;
+mod fake_clock;
+mod fleet;
 mod gateway;
 pub(crate) mod load;
 mod process;
@@ -24,6 +26,8 @@ use std::time::{Duration, Instant};
 pub(crate) use backend::Backend;
 pub(crate) use client::{Answer, Connection, Request};
 pub(crate) use config::{Config, sha256_hex};
+pub(crate) use fake_clock::{SteppedClock, fake_clock, second_of_day};
+pub(crate) use fleet::{Fleet, Member, for_every_fleet};
 pub(crate) use gateway::{Finished, Gateway, Unread, run, tollgate};
 pub(crate) use prometheus::{Prometheus, Sample};
 pub(crate) use redis::{Cluster, Redis};

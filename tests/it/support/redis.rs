@@ -142,6 +142,21 @@ impl Redis {
         }
     }
 
+    /// How often a command was called, and how many microseconds the server spent on it in all.
+    #[track_caller]
+    pub(crate) fn spent_on(&self, command: &str) -> (f64, f64) {
+        let Reply::Bytes(Some(text)) = self.cmd(&["INFO", "commandstats"]) else {
+            panic!("INFO answers text");
+        };
+        let text = String::from_utf8(text).expect("INFO is text");
+        let line = text.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:")));
+        let number = |name: &str| {
+            let value = line?.split(',').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))?;
+            value.parse().ok()
+        };
+        (number("calls").unwrap_or(0.0), number("usec").unwrap_or(0.0))
+    }
+
     /// The bytes of a string key.
     #[track_caller]
     pub(crate) fn value(&self, key: &str) -> Option<Vec<u8>> {
