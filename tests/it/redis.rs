@@ -104,7 +104,8 @@ fn every_key_expires_within_two_windows() {
     let mut seen = 0;
     for (name, _, window) in windows {
         for suffix in ["", "-wide", "-bucket"] {
-            let key = format!("tollgate:{{acct.one}}:plan:{name}{suffix}");
+            let form = if suffix == "-bucket" { ":bucket" } else { "" };
+            let key = format!("tollgate:{{acct.one}}:plan:{name}{suffix}{form}");
             let lifetime = redis.number(&["PTTL", &key]);
             // -2: a bucket that was full again after 20 ms, or a window of a second on a slow machine, is gone already.
             if lifetime == -2 && name != "hour" {
@@ -117,7 +118,7 @@ fn every_key_expires_within_two_windows() {
     }
     assert!(seen >= 5, "only {seen} keys were there to look at");
     for (per, longest) in quotas {
-        let lifetime = redis.number(&["PTTL", &format!("tollgate:{{acct.one}}:plan:of-{per}")]);
+        let lifetime = redis.number(&["PTTL", &format!("tollgate:{{acct.one}}:plan:of-{per}:quota")]);
         assert!((1..=longest + 1_000).contains(&lifetime), "of-{per} lives {lifetime} ms");
     }
 }
@@ -143,17 +144,21 @@ fn a_key_that_lost_its_expiry_heals() {
     let gateway = Gateway::start(&config.table(&strict(&redis)));
     let path = |plan: &str| if plan == "bucketed" { "/many" } else { "/one" };
     let call = |plan: &str| gateway.get(path(plan)).key(plan).send();
-    let lifetime = |plan: &str| redis.number(&["PTTL", &format!("tollgate:{{acct.{plan}}}:plan:limit")]);
+    let key = |plan: &str| match plan {
+        "bucket" | "quota" => format!("tollgate:{{acct.{plan}}}:plan:limit:{plan}"),
+        _ => format!("tollgate:{{acct.{plan}}}:plan:limit"),
+    };
+    let lifetime = |plan: &str| redis.number(&["PTTL", &key(plan)]);
     for (plan, _) in limits {
         gateway.exhaust(path(plan), plan);
-        redis.cmd(&["PERSIST", &format!("tollgate:{{acct.{plan}}}:plan:limit")]);
+        redis.cmd(&["PERSIST", &key(plan)]);
         let persisted = Instant::now();
         // The expiry is gone, the state is there: this is the fault itself.
         assert_eq!(lifetime(plan), -1, "{plan}");
         // The next refusal heals it already, so that a caller who never comes back leaves nothing behind.
         if call(plan).status == 429 {
             assert!(lifetime(plan) > 0, "{plan} has no expiry");
-            redis.cmd(&["PERSIST", &format!("tollgate:{{acct.{plan}}}:plan:limit")]);
+            redis.cmd(&["PERSIST", &key(plan)]);
         }
         if plan == "quota" {
             // Its month may be long; the refusal was the test.
