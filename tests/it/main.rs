@@ -11,7 +11,8 @@
 //! | `answers` | rate-limit fields, `Retry-After`, problem documents, request ids |
 //! | `mistakes` | configurations that must be refused |
 //! | `slots` | requests in flight, calendar quotas |
-//! | `redis` | keys, expiry, scripts, restart, cluster |
+//! | `redis` | keys, expiry, scripts, restart, memory that is full |
+//! | `cluster` | Redis Cluster: exact counts, slots that move, a failover, nodes that are lost |
 //! | `outage` | Redis absent, refusing, frozen |
 //! | `observing` | metrics, access log, no credential anywhere |
 //! | `dashboards` | every panel and alert has data, in a real Prometheus |
@@ -33,6 +34,7 @@
 
 mod addresses;
 mod answers;
+mod cluster;
 mod dashboards;
 mod demo;
 mod docs;

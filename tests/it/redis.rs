@@ -1,10 +1,10 @@
-//! Redis as the store: its keys, their expiry, scripts that are gone, a restart, a cluster.
+//! Redis as the store: its keys, their expiry, scripts that are gone, a restart.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::support::load::{count, only, under_load};
-use crate::support::{Backend, Cluster, Config, Gateway, Redis, Request, eventually, sleep_until};
+use crate::support::{Backend, Config, Gateway, Redis, Request, eventually, sleep_until};
 
 /// A failure of the store is loud, and a busy machine does not make one.
 fn strict(redis: &Redis) -> String {
@@ -257,49 +257,6 @@ fn a_full_redis_is_a_failure_of_the_store() {
     eventually("the store to count again", Duration::from_secs(10), || {
         (gateway.get("/x").key("k-1").send().status == 200).then_some(())
     });
-}
-
-#[test]
-fn a_cluster_gives_each_caller_exactly_its_limit() {
-    // RSC-3: the keys of one caller had different hash tags, the script failed with CROSSSLOT, and all calls passed.
-    const CALLERS: usize = 200;
-    let backend = Backend::ok();
-    let cluster = Cluster::start();
-    let config = Config::open(&backend)
-        .plan(
-            "free",
-            r#"{ name = "window", limit = 3, per = "10m" },
-               { name = "bucket", limit = 1, per = "10m", algorithm = "token_bucket", burst = 50 }"#,
-        )
-        .plan_on_route("free", "rest", r#"{ name = "wide", limit = 20000, per = "10m" }"#)
-        .key_series("k", CALLERS, "free")
-        .table(&cluster.tables());
-    let gateway = Gateway::start(&config);
-    thread::scope(|scope| {
-        for lane in 0..4 {
-            let gateway = &gateway;
-            scope.spawn(move || {
-                let mut connection = gateway.connect();
-                for caller in (lane..CALLERS).step_by(4) {
-                    let request = Request::get("/x").key(&format!("k-{caller}"));
-                    let statuses = [(); 5].map(|()| request.on(&mut connection).status);
-                    assert_eq!(statuses, [200, 200, 200, 429, 429], "caller {caller}");
-                }
-            });
-        }
-    });
-    assert!(without_store(&gateway) < 1.0);
-    for line in gateway.log_lines() {
-        assert!(!line.contains("CROSSSLOT"), "{line}");
-    }
-    // RSC-5: a constant prefix as the tag sends all callers to one node.
-    for node in cluster.nodes() {
-        let keys = node.keys();
-        assert!(keys.len() >= CALLERS / 2, "{} of {} keys", keys.len(), CALLERS * 3);
-        for key in keys {
-            assert!(node.number(&["PTTL", &key]) > 0, "{key} has no expiry");
-        }
-    }
 }
 
 #[test]

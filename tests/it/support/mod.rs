@@ -26,7 +26,7 @@ pub(crate) use client::{Answer, Connection, Request};
 pub(crate) use config::{Config, sha256_hex};
 pub(crate) use gateway::{Finished, Gateway, Unread, run, tollgate};
 pub(crate) use prometheus::{Prometheus, Sample};
-pub(crate) use redis::{Cluster, Redis};
+pub(crate) use redis::{Cluster, Redis, program as redis_program};
 pub(crate) use store::{Store, for_every_store};
 pub(crate) use wire::Ending;
 

@@ -34,6 +34,13 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// A peer that acknowledges nothing for so long is gone, even if nobody said so.
 const USER_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// How often a command may be sent again that a node of a cluster sends elsewhere or asks to repeat.
+///
+/// The budget ends it, not this number. While a slot moves, one command can need many: `ASKING` holds for the next command
+/// on the connection, and on a shared connection that may be somebody else's; and `TRYAGAIN` lasts until all keys of the
+/// caller are on one side.
+const RETRIES: u32 = 16;
+
 /// How Redis nodes form one store. Their URLs may hold a password.
 #[derive(Debug, Clone)]
 pub enum Topology {
@@ -69,7 +76,7 @@ impl Opener {
                 let nodes = urls.iter().map(settings).collect::<Result<Vec<_>, _>>()?;
                 // The library's defaults wait 1.3 s before a retry and for ever for an answer.
                 let client = ClusterClientBuilder::new(nodes)
-                    .retries(2)
+                    .retries(RETRIES)
                     .min_retry_wait(1)
                     .max_retry_wait(5)
                     .connection_timeout(CONNECT_TIMEOUT)
