@@ -171,43 +171,53 @@ fn a_failover_and_a_lost_primary_are_survived() {
         .table(&cluster.tables("local", "20ms"));
     let gateway = Gateway::start(&config);
     let callers = callers_of_each_primary(&cluster);
-    let of_the_first = Request::get("/x").key(&format!("k-{}", callers[0]));
-    let (samples, ()) = under_load(gateway.address(), 1, Duration::from_millis(20), &of_the_first, || {
-        for (replica, caller) in cluster.replicas().iter().zip(callers) {
-            let begun = Instant::now();
-            replica.cmd(&["CLUSTER", "FAILOVER"]);
-            eventually("the replica to take over", BACK_WITHIN, || {
-                replica.accepts(&["PTTL", &key_of(caller)]).then_some(())
-            });
-            eventually("the store to decide again", BACK_WITHIN, || {
-                is_decided_by_the_store(&gateway, caller).then_some(())
-            });
-            assert!(begun.elapsed() < BACK_WITHIN, "{:?}", begun.elapsed());
-        }
-        let killed = Instant::now();
-        cluster.kill_owner(&key_of(callers[0]));
-        // Meanwhile the callers of the other primaries do not notice.
-        let mut others = Vec::new();
-        eventually("the store to decide again for the callers of the lost primary", BACK_WITHIN, || {
-            others.extend(callers[1..].iter().map(|&caller| is_decided_by_the_store(&gateway, caller)));
-            let replaced = cluster.owner(&key_of(callers[0])).is_some();
-            (is_decided_by_the_store(&gateway, callers[0]) && replaced).then_some(())
-        });
-        assert!(killed.elapsed() < BACK_WITHIN, "{:?}", killed.elapsed());
-        let noticed = others.iter().filter(|&&by_store| !by_store).count();
-        assert!(
-            noticed * 10 <= others.len(),
-            "{noticed} of {} calls of others were not counted",
-            others.len()
-        );
+    let [first, _, third] = callers.map(|caller| Request::get("/x").key(&format!("k-{caller}")));
+    let pause = Duration::from_millis(20);
+    let (of_first, (of_third, ())) = under_load(gateway.address(), 1, pause, &first, || {
+        under_load(gateway.address(), 1, pause, &third, || {
+            fail_over(&cluster, &gateway, 0, callers[0]);
+            fail_over(&cluster, &gateway, 1, callers[1]);
+            // The third, whose replica was no primary a moment ago: Redis 6.2 takes no writes on a node for 10 s after it
+            // gave way to its replica, not even when it is the primary again.
+            lose_the_primary_of(callers[2], &callers[..2], &mut cluster, &gateway);
+        })
     });
-    only(&samples, &[200]);
+    only(of_first.iter().chain(&of_third), &[200]);
     // And no call pays for it afterwards.
     let before = without_store(&gateway);
     for _ in 0..20 {
-        of_the_first.on(&mut gateway.connect()).expect(200);
+        third.on(&mut gateway.connect()).expect(200);
     }
     assert!(without_store(&gateway) - before < 1.0);
+}
+
+/// Makes the `at`-th replica the primary, and waits until the store decides for a caller that it counts.
+#[track_caller]
+fn fail_over(cluster: &Cluster, gateway: &Gateway, at: usize, caller: usize) {
+    let begun = Instant::now();
+    let replica = &cluster.replicas()[at];
+    replica.cmd(&["CLUSTER", "FAILOVER"]);
+    eventually("the replica to take over and the store to decide", BACK_WITHIN, || {
+        let took_over = replica.accepts(&["PTTL", &key_of(caller)]);
+        (is_decided_by_the_store(gateway, caller) && took_over).then_some(())
+    });
+    assert!(begun.elapsed() < BACK_WITHIN, "{:?}", begun.elapsed());
+}
+
+/// Kills the primary that counts `caller`, and waits until the store decides for it again. Others must not notice.
+#[track_caller]
+fn lose_the_primary_of(caller: usize, others: &[usize], cluster: &mut Cluster, gateway: &Gateway) {
+    let begun = Instant::now();
+    cluster.kill_owner(&key_of(caller));
+    let mut noticed = Vec::new();
+    eventually("another primary to be there and the store to decide", BACK_WITHIN, || {
+        noticed.extend(others.iter().map(|&other| !is_decided_by_the_store(gateway, other)));
+        let replaced = cluster.owner(&key_of(caller)).is_some();
+        (is_decided_by_the_store(gateway, caller) && replaced).then_some(())
+    });
+    assert!(begun.elapsed() < BACK_WITHIN, "{:?}", begun.elapsed());
+    let count = noticed.iter().filter(|&&noticed| noticed).count();
+    assert!(count * 10 <= noticed.len(), "{count} of {} calls of others were not counted", noticed.len());
 }
 
 /// The key of the limit of `k-{caller}`.

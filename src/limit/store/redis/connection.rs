@@ -5,6 +5,7 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ::redis::aio::{ConnectionLike, MultiplexedConnection};
@@ -225,7 +226,8 @@ async fn open_until_it_works(opener: Rc<Opener>, status: watch::Sender<Status>) 
         match attempt {
             Ok(Ok(link)) => {
                 tracing::info!("connected to Redis");
-                status.send_replace(Status::Ready(link));
+                status.send_replace(Status::Ready(link.clone()));
+                warn_of_eviction(link).await;
                 return;
             }
             Ok(Err(error)) => report(&status, error.category()),
@@ -242,4 +244,38 @@ fn report(status: &watch::Sender<Status>, reason: &str) {
     if matches!(&*status.borrow(), Status::Opening(_)) {
         tracing::warn!(reason, "cannot connect to Redis; trying on in the background");
     }
+}
+
+/// Says once, however many connections there are, that this Redis may throw counters away. Silent when it must not be
+/// asked, since an ACL may leave the command out.
+async fn warn_of_eviction(mut link: Link) {
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    let mut about_memory = ::redis::cmd("INFO");
+    about_memory.arg("memory");
+    let Ok(Ok(answer)) = tokio::time::timeout(CONNECT_TIMEOUT, link.ask(&about_memory)).await else { return };
+    let Some(policy) = texts(&answer).find_map(evicting_policy) else { return };
+    if !WARNED.swap(true, Ordering::Relaxed) {
+        tracing::warn!(
+            policy,
+            "Redis may evict counters, and each is a limit that starts afresh; set maxmemory-policy to noeviction"
+        );
+    }
+}
+
+/// The texts of an answer: one, or with a cluster one of each node.
+fn texts(answer: &Value) -> Box<dyn Iterator<Item = &str> + '_> {
+    match answer {
+        Value::BulkString(bytes) => Box::new(std::str::from_utf8(bytes).into_iter()),
+        Value::VerbatimString { text, .. } => Box::new(std::iter::once(text.as_str())),
+        Value::Map(nodes) => Box::new(nodes.iter().flat_map(|(_, answer)| texts(answer))),
+        _ => Box::new(std::iter::empty()),
+    }
+}
+
+/// The policy by which a Redis evicts keys when it is full, if it does either. Every policy but `noeviction` reaches the
+/// counters: all of them have an expiry, so they are what the `volatile` ones choose from.
+fn evicting_policy(memory: &str) -> Option<&str> {
+    let field = |name: &str| memory.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    let is_bounded = field("maxmemory")? != "0";
+    field("maxmemory_policy").filter(|&policy| is_bounded && policy != "noeviction")
 }
