@@ -144,6 +144,28 @@ fn a_slot_that_moves_under_load_costs_no_call() {
     assert!(without_store(&gateway) < 1.0);
 }
 
+#[test]
+fn a_call_that_a_move_holds_up_is_left_to_the_policy() {
+    // While its slot moves, nobody makes several keys for a new caller: TRYAGAIN on the one side, ASK on the other. A
+    // gateway that asks on until it is served hangs for the whole move.
+    let backend = Backend::ok();
+    let cluster = Cluster::start();
+    let config = Config::open(&backend)
+        .plan(
+            "several",
+            r#"{ name = "window", limit = 5, per = "10m" }, { name = "hour", limit = 9, per = "1h" }"#,
+        )
+        .key_series("k", 1, "several")
+        .table(&cluster.tables("local", "20ms"));
+    let gateway = Gateway::start(&config);
+    let slot = cluster.begin_move(&key_of(0));
+    for _ in 0..3 {
+        assert!(!is_decided_by_the_store(&gateway, 0));
+    }
+    slot.finish();
+    eventually("the store to decide", BACK_WITHIN, || is_decided_by_the_store(&gateway, 0).then_some(()));
+}
+
 /// Moves the slot of a caller to another primary, its keys in these groups, slowly enough for calls to meet every stage.
 fn move_slot_of(cluster: &Cluster, caller: &str, groups: &[&[&str]]) {
     let pause = || thread::sleep(Duration::from_millis(50));
@@ -157,6 +179,19 @@ fn move_slot_of(cluster: &Cluster, caller: &str, groups: &[&[&str]]) {
     pause();
     slot.finish();
     pause();
+}
+
+#[test]
+fn one_node_that_may_evict_is_enough_for_a_warning() {
+    // RSC-9: a cluster answers with the memory of every node, and one that was set up by hand is the one that loses limits.
+    let backend = Backend::ok();
+    let cluster = Cluster::start();
+    cluster.primaries()[2].cmd(&["CONFIG", "SET", "maxmemory", "100mb"]);
+    cluster.primaries()[2].cmd(&["CONFIG", "SET", "maxmemory-policy", "volatile-lru"]);
+    let gateway = Gateway::start(&Config::shared(&backend).table(&cluster.tables("deny", "2s")));
+    eventually("a warning", Duration::from_secs(10), || {
+        gateway.log_lines().iter().any(|line| line.contains("volatile-lru")).then_some(())
+    });
 }
 
 #[test]
