@@ -214,7 +214,8 @@ fn a_failover_and_a_lost_primary_are_survived() {
             fail_over(&cluster, &gateway, 1, callers[1]);
             // The third, whose replica was no primary a moment ago: Redis 6.2 takes no writes on a node for 10 s after it
             // gave way to its replica, not even when it is the primary again.
-            lose_the_primary_of(callers[2], &callers[..2], &mut cluster, &gateway);
+            cluster.kill_primary(2);
+            outlives_the_third_primary(&cluster, &gateway, callers);
         })
     });
     only(of_first.iter().chain(&of_third), &[200]);
@@ -224,6 +225,32 @@ fn a_failover_and_a_lost_primary_are_survived() {
         third.on(&mut gateway.connect()).expect(200);
     }
     assert!(without_store(&gateway) - before < 1.0);
+}
+
+#[test]
+fn a_frozen_primary_holds_up_only_its_own_callers() {
+    // A node that hangs is worse than one that is gone: connections to it work, and nothing comes back. One connection to
+    // the whole cluster, dropped for its sake or waiting for it, takes the callers of all nodes along.
+    let backend = Backend::ok();
+    let cluster = Cluster::start();
+    let config = Config::open(&backend)
+        .plan("free", r#"{ name = "window", limit = 100000, per = "10m" }"#)
+        .key_series("k", 30, "free")
+        .server("workers = 2")
+        .table(&cluster.tables("local", "20ms"));
+    let gateway = Gateway::start(&config);
+    let callers = callers_of_each_primary(&cluster);
+    let of_the_third = Request::get("/x").key(&format!("k-{}", callers[2]));
+    let pause = Duration::from_millis(20);
+    let (samples, ()) = under_load(gateway.address(), 2, pause, &of_the_third, || {
+        eventually("every worker to be connected", BACK_WITHIN, || {
+            let connected = |line: &String| line.contains("connected to Redis");
+            (gateway.log_lines().iter().filter(|&line| connected(line)).count() == 2).then_some(())
+        });
+        cluster.primaries()[2].stop();
+        outlives_the_third_primary(&cluster, &gateway, callers);
+    });
+    only(&samples, &[200]);
 }
 
 /// Makes the `at`-th replica the primary, and waits until the store decides for a caller that it counts.
@@ -239,16 +266,17 @@ fn fail_over(cluster: &Cluster, gateway: &Gateway, at: usize, caller: usize) {
     assert!(begun.elapsed() < BACK_WITHIN, "{:?}", begun.elapsed());
 }
 
-/// Kills the primary that counts `caller`, and waits until the store decides for it again. Others must not notice.
+/// Waits until the third primary, just lost, is replaced and the store decides for its caller again. The callers of the
+/// others must not notice.
 #[track_caller]
-fn lose_the_primary_of(caller: usize, others: &[usize], cluster: &mut Cluster, gateway: &Gateway) {
+fn outlives_the_third_primary(cluster: &Cluster, gateway: &Gateway, callers: [usize; 3]) {
     let begun = Instant::now();
-    cluster.kill_owner(&key_of(caller));
+    let (lost, others) = (callers[2], &callers[..2]);
     let mut noticed = Vec::new();
     eventually("another primary to be there and the store to decide", BACK_WITHIN, || {
         noticed.extend(others.iter().map(|&other| !is_decided_by_the_store(gateway, other)));
-        let replaced = cluster.owner(&key_of(caller)).is_some();
-        (is_decided_by_the_store(gateway, caller) && replaced).then_some(())
+        let replaced = cluster.replicas()[2].accepts(&["PTTL", &key_of(lost)]);
+        (is_decided_by_the_store(gateway, lost) && replaced).then_some(())
     });
     assert!(begun.elapsed() < BACK_WITHIN, "{:?}", begun.elapsed());
     let count = noticed.iter().filter(|&&noticed| noticed).count();

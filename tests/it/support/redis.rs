@@ -321,25 +321,23 @@ impl Cluster {
         &self.nodes[PRIMARIES..]
     }
 
-    /// The node that takes commands on this key at the moment; `None` while no node does.
-    pub(crate) fn owner(&self, key: &str) -> Option<&Redis> {
-        let takes = |node: &Redis| matches!(node.try_cmd(&["PTTL", key]), Ok(Reply::Number(_)));
-        self.nodes.iter().find(|node| takes(node))
+    /// The node that takes commands on this key. All nodes must be running.
+    #[track_caller]
+    pub(crate) fn owner(&self, key: &str) -> &Redis {
+        let mut nodes = self.nodes.iter();
+        nodes.find(|node| node.accepts(&["PTTL", key])).expect("a healthy cluster owns every slot")
     }
 
-    /// Kills the node that takes commands on this key.
-    #[track_caller]
-    pub(crate) fn kill_owner(&mut self, key: &str) {
-        let port = self.owner(key).expect("a healthy cluster owns every slot").port;
-        let node = self.nodes.iter_mut().find(|node| node.port == port);
-        node.expect("the owner is a node").kill();
+    /// Kills the `at`-th primary it began with.
+    pub(crate) fn kill_primary(&mut self, at: usize) {
+        self.nodes[..PRIMARIES][at].kill();
     }
 
     /// Begins to move the slot of `key` to another primary. From now on its owner sends those who ask for a key that it
     /// does not hold (any more) there.
     #[track_caller]
     pub(crate) fn begin_move(&self, key: &str) -> SlotMove<'_> {
-        let from = self.owner(key).expect("a healthy cluster owns every slot");
+        let from = self.owner(key);
         let to = self.primaries().iter().find(|node| node.port != from.port).expect("there are three");
         let slot = from.number(&["CLUSTER", "KEYSLOT", key]).to_string();
         to.cmd(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from.id()]);
