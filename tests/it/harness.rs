@@ -2,10 +2,11 @@
 //! pass for the wrong reason.
 
 use std::io::Write;
+use std::process::Command;
 use std::time::Duration;
 
 use crate::support::backend::{After, head};
-use crate::support::{Backend, Cluster, Connection, Ending, Redis, Request};
+use crate::support::{Backend, Cluster, Connection, Ending, Redis, Request, redis_program};
 
 #[test]
 fn the_client_sends_what_it_is_told_and_the_backend_keeps_it() {
@@ -70,10 +71,21 @@ fn redis_freezes_thaws_and_restarts() {
 }
 
 #[test]
-fn a_cluster_has_three_nodes_that_share_the_slots() {
+fn redis_is_the_program_that_was_named() {
+    // A matrix of servers that all were the one on the PATH would pass, and say nothing.
+    let redis = Redis::start();
+    let running = format!("/proc/{}/exe", redis.info("server", "process_id").unwrap());
+    let named = Command::new("sh").args(["-c", "command -v \"$0\"", &redis_program()]).output().unwrap();
+    let named = String::from_utf8(named.stdout).unwrap();
+    assert_eq!(std::fs::read_link(running).unwrap(), std::fs::canonicalize(named.trim()).unwrap());
+}
+
+#[test]
+fn a_cluster_has_three_primaries_that_share_the_slots() {
     let cluster = Cluster::start();
-    assert_eq!(cluster.nodes().len(), 3);
-    // Slots 0 and 16383 belong to the first and the last node, so at most one of three nodes takes a given key.
-    let takers = cluster.nodes().iter().filter(|node| node.accepts(&["SET", "{somebody}:x", "1"])).count();
-    assert_eq!(takers, 1);
+    assert_eq!((cluster.primaries().len(), cluster.replicas().len()), (3, 3));
+    // Replicas send every caller to their primary, and of three primaries one takes a given key.
+    let nodes = || cluster.primaries().iter().chain(cluster.replicas());
+    assert_eq!(nodes().filter(|node| node.accepts(&["SET", "{somebody}:x", "1"])).count(), 1);
+    assert_eq!(cluster.primaries().iter().map(|node| node.keys().len()).sum::<usize>(), 1);
 }

@@ -13,7 +13,8 @@
 //! | `changes` | what a changed plan keeps of what was used; one test for each row of docs/concepts/plan-changes.md |
 //! | `clocks` | the wall clock of the machine: set back, near the end of a month |
 //! | `slots` | requests in flight, calendar quotas |
-//! | `redis` | keys, expiry, scripts, restart, cluster |
+//! | `redis` | keys, expiry, scripts, restart, memory that is full |
+//! | `cluster` | Redis Cluster: exact counts, slots that move, a failover, nodes that are lost |
 //! | `outage` | Redis absent, refusing, frozen |
 //! | `observing` | metrics, access log, no credential anywhere |
 //! | `dashboards` | every panel and alert has data, in a real Prometheus |
@@ -37,6 +38,7 @@ mod addresses;
 mod answers;
 mod changes;
 mod clocks;
+mod cluster;
 mod dashboards;
 mod demo;
 mod docs;

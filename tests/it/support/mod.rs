@@ -30,7 +30,7 @@ pub(crate) use fake_clock::{SteppedClock, fake_clock, second_of_day};
 pub(crate) use fleet::{Fleet, Member, for_every_fleet};
 pub(crate) use gateway::{Finished, Gateway, Unread, run, tollgate};
 pub(crate) use prometheus::{Prometheus, Sample};
-pub(crate) use redis::{Cluster, Redis};
+pub(crate) use redis::{Cluster, Redis, program as redis_program};
 pub(crate) use store::{Store, for_every_store};
 pub(crate) use wire::Ending;
 

@@ -25,6 +25,31 @@ pub(crate) enum Reply {
     Many(Vec<Self>),
 }
 
+impl Reply {
+    /// The text of a reply that is one.
+    fn text(&self) -> String {
+        match self {
+            Self::Bytes(Some(bytes)) => String::from_utf8_lossy(bytes).into_owned(),
+            other => panic!("not a text: {other:?}"),
+        }
+    }
+}
+
+/// Names another server program than the `redis-server` on the PATH: `./test` runs the tests of the store once more with
+/// each server that is supported.
+pub(crate) const PROGRAM_VARIABLE: &str = "TOLLGATE_TEST_REDIS";
+
+/// The server that the tests start.
+pub(crate) fn program() -> String {
+    std::env::var(PROGRAM_VARIABLE).unwrap_or_else(|_| "redis-server".to_owned())
+}
+
+/// How long a node of a cluster may be silent before the others take it for lost.
+const NODE_TIMEOUT_MS: &str = "1000";
+
+/// The slots of a cluster.
+const SLOTS: usize = 16_384;
+
 /// A Redis server with a port and a directory of its own. Dies with the test.
 #[derive(Debug)]
 pub(crate) struct Redis {
@@ -48,6 +73,7 @@ impl Redis {
     fn start_as(cluster: bool) -> Self {
         for _ in 0..PORT_ATTEMPTS {
             let mut redis = Self { cluster, ..Self::absent() };
+            // Nodes talk to each other on a port 10,000 higher.
             if cluster && redis.port > u16::MAX - 10_000 {
                 continue;
             }
@@ -55,34 +81,39 @@ impl Redis {
                 return redis;
             }
         }
-        panic!("redis-server found no free port in {PORT_ATTEMPTS} attempts");
+        panic!("{} found no free port in {PORT_ATTEMPTS} attempts", program());
     }
 
     /// Starts the server on the port it has, with the data that was saved.
     #[track_caller]
     pub(crate) fn launch(&mut self) {
-        assert!(self.try_launch(), "redis-server does not come up on port {}", self.port);
+        assert!(self.try_launch(), "{} does not come up on port {}", program(), self.port);
     }
 
     fn try_launch(&mut self) -> bool {
-        let mut command = Command::new("redis-server");
+        let mut command = Command::new(program());
         command
             .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"])
             .args(["--save", "", "--appendonly", "no", "--daemonize", "no"])
             .arg("--dir")
             .arg(self.directory.path());
         if self.cluster {
-            command.args(["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"]);
+            command.args(["--cluster-enabled", "yes", "--cluster-node-timeout", NODE_TIMEOUT_MS]);
+            // A replica that comes is given its copy at once, and not after 5 s in which others might come.
+            command.args(["--repl-diskless-sync-delay", "0"]);
+            // As the manual wants it: the callers of one lost primary are no reason to refuse all others.
+            command.args(["--cluster-require-full-coverage", "no"]);
         }
-        let installed = Command::new("redis-server").arg("--version").output().is_ok();
-        assert!(installed, "redis-server is not on the PATH; ./test installs it (apt: redis-server)");
+        let installed = Command::new(program()).arg("--version").output().is_ok();
+        assert!(installed, "there is no {}; ./test installs redis-server (apt: redis-server)", program());
         let mut process = Process::start(&mut command);
-        let up = eventually("redis-server to start or to give up", START_LIMIT, || {
+        let up = eventually("the server to start or to give up", START_LIMIT, || {
             if process.exit_code().is_some() {
                 return Some(false);
             }
-            let answer = self.try_cmd(&["PING"]).ok()?;
-            (answer == Reply::Simple("PONG".to_owned())).then_some(true)
+            // By its process id: another server may have been faster on this port.
+            let own = format!("process_id:{}\r\n", process.id());
+            self.try_cmd(&["INFO", "server"]).ok()?.text().contains(&own).then_some(true)
         });
         self.process = Some(process);
         up
@@ -166,6 +197,19 @@ impl Redis {
         }
     }
 
+    /// A field of a section of `INFO`.
+    #[track_caller]
+    pub(crate) fn info(&self, section: &str, field: &str) -> Option<String> {
+        let info = self.cmd(&["INFO", section]).text();
+        info.lines().find_map(|line| Some(line.strip_prefix(field)?.strip_prefix(':')?.to_owned()))
+    }
+
+    /// Its name in a cluster.
+    #[track_caller]
+    pub(crate) fn id(&self) -> String {
+        self.cmd(&["CLUSTER", "MYID"]).text()
+    }
+
     /// All keys, sorted.
     #[track_caller]
     pub(crate) fn keys(&self) -> Vec<String> {
@@ -212,7 +256,10 @@ impl Redis {
     }
 }
 
-/// A Redis Cluster of three nodes without replicas.
+/// How many primaries a cluster has at first, and how many replicas: one each.
+const PRIMARIES: usize = 3;
+
+/// A Redis Cluster of three primaries with a replica each.
 #[derive(Debug)]
 pub(crate) struct Cluster {
     nodes: Vec<Redis>,
@@ -221,37 +268,135 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Starts the nodes, joins them, and waits until each sees the whole cluster.
     pub(crate) fn start() -> Self {
-        let nodes: Vec<Redis> = (0..3).map(|_| Redis::start_as(true)).collect();
-        let output = Command::new("redis-cli")
-            .args(["--cluster", "create"])
-            .args(nodes.iter().map(|node| format!("127.0.0.1:{}", node.port())))
-            .args(["--cluster-replicas", "0", "--cluster-yes"])
-            .output()
-            .expect("redis-cli is on the PATH; ./test installs it (apt: redis-tools)");
-        assert!(output.status.success(), "no cluster: {}", String::from_utf8_lossy(&output.stdout));
-        for node in &nodes {
-            eventually("cluster_state:ok", START_LIMIT, || {
-                let Reply::Bytes(Some(info)) = node.cmd(&["CLUSTER", "INFO"]) else {
-                    return None;
-                };
-                String::from_utf8_lossy(&info).contains("cluster_state:ok").then_some(())
-            });
-        }
-        Self { nodes }
+        let cluster = Self { nodes: (0..2 * PRIMARIES).map(|_| Redis::start_as(true)).collect() };
+        cluster.share_slots();
+        cluster.meet();
+        cluster.replicate();
+        cluster
     }
 
-    /// Its nodes.
-    pub(crate) fn nodes(&self) -> &[Redis] {
-        &self.nodes
+    fn share_slots(&self) {
+        for (at, node) in self.nodes.iter().enumerate() {
+            node.cmd(&["CLUSTER", "SET-CONFIG-EPOCH", &(at + 1).to_string()]);
+        }
+        for (at, node) in self.primaries().iter().enumerate() {
+            let slots = SLOTS * at / PRIMARIES..SLOTS * (at + 1) / PRIMARIES;
+            let slots: Vec<String> = slots.map(|slot| slot.to_string()).collect();
+            let words: Vec<&str> =
+                ["CLUSTER", "ADDSLOTS"].into_iter().chain(slots.iter().map(String::as_str)).collect();
+            node.cmd(&words);
+        }
+    }
+
+    fn meet(&self) {
+        for node in &self.nodes {
+            for other in &self.nodes {
+                node.cmd(&["CLUSTER", "MEET", "127.0.0.1", &other.port.to_string()]);
+            }
+        }
+        let everybody = format!("cluster_known_nodes:{}\r\n", self.nodes.len());
+        self.each("to know all nodes", |node| {
+            let handshakes = node.cmd(&["CLUSTER", "NODES"]).text().contains("handshake");
+            !handshakes && node.cmd(&["CLUSTER", "INFO"]).text().contains(&everybody)
+        });
+    }
+
+    fn replicate(&self) {
+        for (primary, replica) in self.primaries().iter().zip(self.replicas()) {
+            replica.cmd(&["CLUSTER", "REPLICATE", &primary.id()]);
+        }
+        for replica in self.replicas() {
+            eventually("a replica to be in step", START_LIMIT, || {
+                replica
+                    .info("replication", "master_link_status")
+                    .is_some_and(|status| status == "up")
+                    .then_some(())
+            });
+        }
+        self.each("to see the whole cluster", |node| {
+            let replicas = node.cmd(&["CLUSTER", "NODES"]).text().matches("slave").count();
+            replicas == PRIMARIES && node.cmd(&["CLUSTER", "INFO"]).text().contains("cluster_state:ok")
+        });
+    }
+
+    #[track_caller]
+    fn each(&self, what: &str, holds: impl Fn(&Redis) -> bool) {
+        for node in &self.nodes {
+            eventually(&format!("node {} {what}", node.port), START_LIMIT, || holds(node).then_some(()));
+        }
+    }
+
+    /// The primaries it began with.
+    pub(crate) fn primaries(&self) -> &[Redis] {
+        &self.nodes[..PRIMARIES]
+    }
+
+    /// The replicas it began with, in the order of their primaries.
+    pub(crate) fn replicas(&self) -> &[Redis] {
+        &self.nodes[PRIMARIES..]
+    }
+
+    /// The node that takes commands on this key. All nodes must be running.
+    #[track_caller]
+    pub(crate) fn owner(&self, key: &str) -> &Redis {
+        let mut nodes = self.nodes.iter();
+        nodes.find(|node| node.accepts(&["PTTL", key])).expect("a healthy cluster owns every slot")
+    }
+
+    /// Kills the `at`-th primary it began with.
+    pub(crate) fn kill_primary(&mut self, at: usize) {
+        self.nodes[..PRIMARIES][at].kill();
+    }
+
+    /// Begins to move the slot of `key` to another primary. From now on its owner sends those who ask for a key that it
+    /// does not hold (any more) there.
+    #[track_caller]
+    pub(crate) fn begin_move(&self, key: &str) -> SlotMove<'_> {
+        let from = self.owner(key);
+        let to = self.primaries().iter().find(|node| node.port != from.port).expect("there are three");
+        let slot = from.number(&["CLUSTER", "KEYSLOT", key]).to_string();
+        to.cmd(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &from.id()]);
+        from.cmd(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &to.id()]);
+        SlotMove { cluster: self, slot, from, to }
     }
 
     /// The `[store]` tables of a gateway that counts here.
-    pub(crate) fn tables(&self) -> String {
-        let urls: Vec<String> = self.nodes.iter().map(|node| format!("\"{}\"", node.url())).collect();
+    pub(crate) fn tables(&self, on_failure: &str, budget: &str) -> String {
+        let urls: Vec<String> = self.primaries().iter().map(|node| format!("\"{}\"", node.url())).collect();
         format!(
-            "[store]\nkind = \"redis\"\non_failure = \"deny\"\n\n[store.redis]\nmode = \"cluster\"\nnodes = [{}]\nbudget = \"2s\"",
+            "[store]\nkind = \"redis\"\non_failure = \"{on_failure}\"\n\n[store.redis]\nmode = \"cluster\"\nnodes = [{}]\nbudget = \"{budget}\"",
             urls.join(", ")
         )
+    }
+}
+
+/// A slot on its way from one primary to another, by the commands that `redis-cli --cluster reshard` uses.
+#[derive(Debug)]
+pub(crate) struct SlotMove<'cluster> {
+    cluster: &'cluster Cluster,
+    slot: String,
+    from: &'cluster Redis,
+    to: &'cluster Redis,
+}
+
+impl SlotMove<'_> {
+    /// Moves some of its keys, together.
+    #[track_caller]
+    pub(crate) fn carry(&self, keys: &[&str]) {
+        let port = self.to.port.to_string();
+        let words = ["MIGRATE", "127.0.0.1", &port, "", "0", "5000", "KEYS"];
+        let reply = self.from.cmd(&[&words[..], keys].concat());
+        assert_eq!(reply, Reply::Simple("OK".to_owned()), "none of {keys:?} was there to carry");
+    }
+
+    /// Makes the other primary the owner.
+    #[track_caller]
+    pub(crate) fn finish(self) {
+        let id = self.to.id();
+        let others = self.cluster.primaries().iter().filter(|node| node.port != self.to.port);
+        for node in [self.to].into_iter().chain(others) {
+            node.cmd(&["CLUSTER", "SETSLOT", &self.slot, "NODE", &id]);
+        }
     }
 }
 

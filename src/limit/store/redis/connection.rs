@@ -5,11 +5,13 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use ::redis::aio::{ConnectionLike, MultiplexedConnection};
 use ::redis::cluster::{ClusterClient, ClusterClientBuilder};
 use ::redis::cluster_async::ClusterConnection;
+use ::redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo};
 use ::redis::io::tcp::TcpSettings;
 use ::redis::{
     AsyncConnectionConfig, Client, Cmd, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError,
@@ -25,6 +27,10 @@ use crate::clock;
 /// How long one attempt to connect may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 
+/// How long one node of a cluster may take. Opening asks in two rounds, and both must fit into an attempt, or one node that
+/// hangs would keep the gateway from all others.
+const NODE_TIMEOUT: Duration = Duration::from_millis(250);
+
 /// The pause after the first failed attempt; doubles up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 
@@ -33,6 +39,13 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// A peer that acknowledges nothing for so long is gone, even if nobody said so.
 const USER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How often a command may be sent again that a node of a cluster sends elsewhere or asks to repeat.
+///
+/// The budget ends it, not this number. While a slot moves, one command can need many: `ASKING` holds for the next command
+/// on the connection, and on a shared connection that may be somebody else's; and `TRYAGAIN` lasts until all keys of the
+/// caller are on one side.
+const RETRIES: u32 = 16;
 
 /// How Redis nodes form one store. Their URLs may hold a password.
 #[derive(Debug, Clone)]
@@ -69,10 +82,10 @@ impl Opener {
                 let nodes = urls.iter().map(settings).collect::<Result<Vec<_>, _>>()?;
                 // The library's defaults wait 1.3 s before a retry and for ever for an answer.
                 let client = ClusterClientBuilder::new(nodes)
-                    .retries(2)
+                    .retries(RETRIES)
                     .min_retry_wait(1)
                     .max_retry_wait(5)
-                    .connection_timeout(CONNECT_TIMEOUT)
+                    .connection_timeout(NODE_TIMEOUT)
                     .response_timeout(budget)
                     .overall_response_timeout(Some(budget))
                     .tcp_settings(tcp())
@@ -95,6 +108,16 @@ impl Opener {
                 client.get_async_connection().await.map(|link| Link::Cluster(Box::new(link)))
             }
         }
+    }
+
+    /// A connection that reaches all that it should.
+    async fn open_whole(&self) -> Option<Link> {
+        let mut link = self.open().await.ok()?;
+        let is_whole = match &mut link {
+            Link::Standalone(_) => true,
+            Link::Cluster(cluster) => reaches_every_primary(cluster).await,
+        };
+        is_whole.then_some(link)
     }
 }
 
@@ -180,16 +203,35 @@ impl Connection {
     }
 
     /// Lets go of the open connection and begins to open another, unless that is under way already.
+    ///
+    /// One to a cluster stays in use until another is whole: most often it is one node that does not answer, and the
+    /// callers of the others must not pay for it.
     pub(super) fn drop_link(&self) {
-        if matches!(&*self.status.borrow(), Status::Ready(_)) {
+        let is_cluster = match &*self.status.borrow() {
+            Status::Ready(link) => matches!(link, Link::Cluster(_)),
+            Status::Opening(_) | Status::Away => return,
+        };
+        if is_cluster {
+            self.start_replacing();
+        } else {
             self.start_opening();
         }
     }
 
     fn start_opening(&self) {
         self.status.send_replace(Status::Opening(clock::instant()));
-        let task =
-            tokio::task::spawn_local(open_until_it_works(Rc::clone(&self.opener), self.status.clone()));
+        self.spawn(open_until_it_works(Rc::clone(&self.opener), self.status.clone()));
+    }
+
+    fn start_replacing(&self) {
+        let is_busy = self.opening.borrow().as_ref().is_some_and(|task| !task.is_finished());
+        if !is_busy {
+            self.spawn(replace_when_whole(Rc::clone(&self.opener), self.status.clone()));
+        }
+    }
+
+    fn spawn(&self, work: impl Future<Output = ()> + 'static) {
+        let task = tokio::task::spawn_local(work);
         if let Some(previous) = self.opening.replace(Some(task)) {
             previous.abort();
         }
@@ -218,7 +260,8 @@ async fn open_until_it_works(opener: Rc<Opener>, status: watch::Sender<Status>) 
         match attempt {
             Ok(Ok(link)) => {
                 tracing::info!("connected to Redis");
-                status.send_replace(Status::Ready(link));
+                status.send_replace(Status::Ready(link.clone()));
+                warn_of_eviction(link).await;
                 return;
             }
             Ok(Err(error)) => report(&status, error.category()),
@@ -230,9 +273,83 @@ async fn open_until_it_works(opener: Rc<Opener>, status: watch::Sender<Status>) 
     }
 }
 
+/// Opens connections to a cluster until one reaches every primary, which then takes the place of the one in use.
+///
+/// A new connection to a cluster that has lost a node, and has not replaced it yet, would be worse than the old one: the
+/// library tries to reach that node over and over, and lets everybody wait meanwhile.
+async fn replace_when_whole(opener: Rc<Opener>, status: watch::Sender<Status>) {
+    let mut pause = PAUSE_MIN;
+    loop {
+        let attempt = tokio::time::timeout(CONNECT_TIMEOUT * 2, opener.open_whole()).await;
+        if let Ok(Some(link)) = attempt {
+            tracing::info!("connected to every primary of the cluster");
+            status.send_replace(Status::Ready(link));
+            return;
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+/// Whether every primary that owns slots answers. The library passes over those that it could not connect to.
+async fn reaches_every_primary(cluster: &mut ClusterConnection) -> bool {
+    let mut slots = ::redis::cmd("CLUSTER");
+    slots.arg("SLOTS");
+    let everywhere = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
+    let Ok(Value::Array(ranges)) = cluster.req_packed_command(&slots).await else { return false };
+    let Ok(Value::Map(answers)) = cluster.route_command(::redis::cmd("PING"), everywhere).await else {
+        return false;
+    };
+    let answered = answers.iter().filter(|(_, answer)| !matches!(answer, Value::ServerError(_))).count();
+    let mut primaries: Vec<&Value> = Vec::new();
+    for range in &ranges {
+        // From slot, to slot, the primary, its replicas.
+        let Value::Array(fields) = range else { return false };
+        let Some(primary) = fields.get(2) else { return false };
+        if !primaries.contains(&primary) {
+            primaries.push(primary);
+        }
+    }
+    answered == primaries.len()
+}
+
 /// Says that Redis is away once, not at every attempt.
 fn report(status: &watch::Sender<Status>, reason: &str) {
     if matches!(&*status.borrow(), Status::Opening(_)) {
         tracing::warn!(reason, "cannot connect to Redis; trying on in the background");
     }
+}
+
+/// Says once, however many connections there are, that this Redis may throw counters away. Silent when it must not be
+/// asked, since an ACL may leave the command out.
+async fn warn_of_eviction(mut link: Link) {
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    let mut about_memory = ::redis::cmd("INFO");
+    about_memory.arg("memory");
+    let Ok(Ok(answer)) = tokio::time::timeout(CONNECT_TIMEOUT, link.ask(&about_memory)).await else { return };
+    let Some(policy) = texts(&answer).find_map(evicting_policy) else { return };
+    if !WARNED.swap(true, Ordering::Relaxed) {
+        tracing::warn!(
+            policy,
+            "Redis may evict counters, and each is a limit that starts afresh; set maxmemory-policy to noeviction"
+        );
+    }
+}
+
+/// The texts of an answer: one, or with a cluster one of each node.
+fn texts(answer: &Value) -> Box<dyn Iterator<Item = &str> + '_> {
+    match answer {
+        Value::BulkString(bytes) => Box::new(std::str::from_utf8(bytes).into_iter()),
+        Value::VerbatimString { text, .. } => Box::new(std::iter::once(text.as_str())),
+        Value::Map(nodes) => Box::new(nodes.iter().flat_map(|(_, answer)| texts(answer))),
+        _ => Box::new(std::iter::empty()),
+    }
+}
+
+/// The policy by which a Redis evicts keys when it is full, if it does either. Every policy but `noeviction` reaches the
+/// counters: all of them have an expiry, so they are what the `volatile` ones choose from.
+fn evicting_policy(memory: &str) -> Option<&str> {
+    let field = |name: &str| memory.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    let is_bounded = field("maxmemory")? != "0";
+    field("maxmemory_policy").filter(|&policy| is_bounded && policy != "noeviction")
 }

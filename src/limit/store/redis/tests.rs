@@ -14,6 +14,12 @@ use crate::limit::algorithm::{AMOUNT_MAX, EXACT_MAX, Quota, SlidingWindow, Token
 use crate::limit::store::{MemoryStore, Place};
 use crate::limit::{Calendar, Rule, Scope, Unit};
 
+/// The server that the tests start; `./test` names others, as for the tests in `tests/it`.
+#[expect(clippy::disallowed_methods, reason = "this names a program of the tests and is no setting")]
+fn program() -> String {
+    std::env::var("TOLLGATE_TEST_REDIS").unwrap_or_else(|_| "redis-server".to_owned())
+}
+
 /// A redis-server of the test's own, on a socket in a directory of its own.
 struct Server {
     process: Child,
@@ -23,7 +29,7 @@ struct Server {
 impl Server {
     fn start() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let process = Command::new("redis-server")
+        let process = Command::new(program())
             .args(["--port", "0", "--save", "", "--unixsocket"])
             .arg(directory.path().join("redis.sock"))
             .stdout(Stdio::null())
