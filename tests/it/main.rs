@@ -12,6 +12,8 @@
 //! | `mistakes` | configurations that must be refused |
 //! | `changes` | what a changed plan keeps of what was used; one test for each row of docs/concepts/plan-changes.md |
 //! | `clocks` | the wall clock of the machine: set back, near the end of a month |
+//! | `scopes` | pools, single keys of an account, percentages, candidates |
+//! | `settling` | costs that are known behind the answer, answers that cost nothing, costs of methods |
 //! | `slots` | requests in flight, calendar quotas |
 //! | `redis` | keys, expiry, scripts, restart, memory that is full |
 //! | `cluster` | Redis Cluster: exact counts, slots that move, a failover, nodes that are lost |
@@ -53,6 +55,8 @@ mod outage;
 mod paths;
 mod proxying;
 mod redis;
+mod scopes;
+mod settling;
 mod slots;
 mod support;
 mod tidy;
