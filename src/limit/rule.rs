@@ -35,7 +35,7 @@ pub enum Enforcement {
 
 /// Where a caller stands in the order in which percentages take callers in, from 0 to 99.
 ///
-/// FNV-1a (Fowler, Noll, Vo 1991) over the caller, mixed as SplitMix64 does (Steele, Lea, Flood 2014), since alone it puts
+/// FNV-1a (Fowler, Noll, Vo 1991) over the caller, mixed as `SplitMix64` does (Steele, Lea, Flood 2014), since alone it puts
 /// callers side by side whose names are: the same in every gateway and every version.
 #[must_use]
 pub fn draw(caller: &str) -> u8 {

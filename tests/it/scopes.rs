@@ -64,9 +64,10 @@ for_every_store! {
         for _ in 0..3 {
             gateway.get("/shared").key("k-0").send().expect(200);
         }
-        for _ in 0..5 {
+        for call in 0..5 {
             let refusal = gateway.get("/shared").key("k-1").send().expect(429);
-            assert_eq!(refusal.remaining("window"), 100, "told as it stands once the unit is back");
+            // Told as it stands once the unit is back; those of the calls before may still be on their way.
+            assert!((100 - call..=100).contains(&refusal.remaining("window")), "{}", refusal.remaining("window"));
             assert_eq!(refusal.remaining("pool"), 0);
         }
         eventually("the units to come back", GIVEN_BACK, || {
