@@ -11,9 +11,8 @@ local back, more = math.max(reserved - spent, 0), math.max(spent - reserved, 0)
 
 local function settle_ring(log)
   if more > 0 then
-    -- More than `limit` at one moment decide nothing that `limit` would not. And no exact limit is larger than 10,000:
-    -- of more units than that, the oldest make room.
-    local units = math.min(more, log.limit)
+    -- No exact limit is larger than 10,000: more units decide nothing, and the oldest make room.
+    local units = math.min(more, 10000)
     log.dead = math.max(log.dead, log.count + units - 10000)
     if log.dead >= log.count then
       log.count = 0
@@ -50,9 +49,9 @@ end
 
 local function settle_buckets(log)
   if more > 0 then
-    -- A bucket that holds `limit` decides what any larger sum would.
+    -- A bucket that holds the largest of all limits decides what any larger sum would.
     local here = log.used > 0 and log.current == log.last and buckets_sum(log, log.last) or 0
-    local units = math.min(more, log.limit - here)
+    local units = math.min(more, 100000000000000 - here)
     if units > 0 then
       buckets_charge(log, units)
     end

@@ -8,6 +8,8 @@ mod calendar;
 mod decision;
 pub mod headers;
 mod limiter;
+#[cfg(test)]
+pub(crate) mod oracle;
 mod rule;
 pub mod store;
 mod tally;

@@ -170,29 +170,32 @@ impl SlidingWindow {
         }
     }
 
-    /// Charges `units` more, whether they fit or not. More than `limit` at one moment decide nothing that `limit` would
-    /// not, so no log outgrows its bounds.
+    /// Charges `units` more, whether they fit or not. No log outgrows its bounds: more than the largest limit decide nothing
+    /// that the largest limit would not.
     #[must_use]
     pub fn surcharge(&self, log: Option<WindowLog>, now: Micros, units: NonZeroU64) -> WindowLog {
-        let units = units.min(self.limit);
-        match log.filter(|log| self.usage(log, now).0 > 0) {
-            None => self.charge(None, now, units).0,
-            Some(WindowLog::Exact(mut ring)) => {
+        let log = log.filter(|log| self.usage(log, now).0 > 0);
+        let mut log = log.unwrap_or_else(|| self.empty(now));
+        match &mut log {
+            WindowLog::Exact(ring) => {
+                let units = units.get().min(EXACT_MAX);
                 let live = ring.live(self.per, now);
-                // No exact limit is larger, so of more units than that the oldest decide nothing.
-                let spare = (live.len() as u64 + units.get()).saturating_sub(EXACT_MAX);
+                let spare = (live.len() as u64 + units).saturating_sub(EXACT_MAX);
                 let dropped = live.start + usize::try_from(spare).unwrap_or(usize::MAX).min(live.len());
                 ring.times.drain(..dropped);
-                self.charge(Some(WindowLog::Exact(ring)), now, units).0
+                if ring.times.is_empty() {
+                    (ring.tick, ring.base) = (self.grain, now.cast_signed());
+                }
+                ring.admit(self.per, now, units);
             }
-            Some(WindowLog::Bucketed(mut buckets)) => {
-                let units = units.get().min(self.limit.get().saturating_sub(buckets.at(now)));
+            WindowLog::Bucketed(buckets) => {
+                let units = units.get().min(WINDOW_MAX.saturating_sub(buckets.at(now)));
                 if units > 0 {
                     buckets.admit(now, units);
                 }
-                WindowLog::Bucketed(buckets)
             }
         }
+        log
     }
 
     /// Microseconds until nothing in the log counts any more.

@@ -11,6 +11,7 @@ use proptest::test_runner::RngSeed;
 use super::*;
 use crate::clock::{ManualClock, Micros};
 use crate::limit::algorithm::{AMOUNT_MAX, EXACT_MAX, Quota, SlidingWindow, TokenBucket};
+use crate::limit::oracle::History;
 use crate::limit::store::{MemoryStore, Place};
 use crate::limit::{Calendar, Rule, Scope, Unit};
 
@@ -314,4 +315,115 @@ fn nonsense_is_a_store_failure_and_never_a_decision() {
     for nonsense in [Value::Nil, Value::Okay].into_iter().chain(lists.map(list)) {
         assert!(matches!(reply(&nonsense, charge), Err(StoreError::Nonsense(_))), "{nonsense:?}");
     }
+}
+
+/// Limits as an operator might write them, of every kind that counts units; exact to the microsecond.
+fn any_rules() -> impl Strategy<Value = Vec<Rule>> {
+    let amount = prop_oneof![3 => 1u64..10, 3 => 1u64..200, 1 => 1u64..=2_000];
+    let span = prop_oneof![Just(1_000u64), Just(250_000), Just(SECOND), Just(7 * SECOND), Just(600 * SECOND)];
+    let rule = (0usize..4, amount.clone(), span, amount);
+    let named = |(index, (kind, limit, per, burst)): (usize, (usize, u64, Micros, u64))| {
+        let name = ["a", "b", "c"][index];
+        match kind {
+            0 | 1 => window(name, limit, per),
+            2 => bucket(name, limit, per, burst),
+            _ => quota(name, limit, Unit::Day, "Asia/Kolkata"),
+        }
+    };
+    prop::collection::vec(rule, 1..4)
+        .prop_map(move |rules| rules.into_iter().enumerate().map(named).collect())
+}
+
+/// The same limits with other amounts, as a reload may bring them; windows only, since what is kept of the others is what is
+/// left.
+fn edited(rules: &[Rule], limit: u64) -> Vec<Rule> {
+    let edit = |rule: &Rule| match &rule.algorithm {
+        Algorithm::SlidingWindow(old) => window(&rule.name, limit, old.per()),
+        _ => rule.clone(),
+    };
+    rules.iter().map(edit).collect()
+}
+
+/// The memory store, the scripts and the oracle give the same answers to the same random requests under random limits:
+/// costs, settled charges, raised and lowered limits, clocks that step both ways.
+#[track_caller]
+fn the_oracle_agrees(cases: u32, rng_seed: RngSeed) {
+    let server = Server::start();
+    let lua = std::cell::RefCell::new(Lua::new(&server));
+    let config = ProptestConfig { cases, rng_seed, failure_persistence: None, ..ProptestConfig::default() };
+    let traces = (any_rules(), prop::collection::vec(step(), 1..150));
+    proptest!(config, |((mut rules, trace) in traces)| {
+        let mut lua = lua.borrow_mut();
+        ::redis::cmd("FLUSHALL").exec(&mut lua.connection).unwrap();
+        let mut now: i64 = 1_764_000_000_000_000;
+        let clock = Arc::new(ManualClock::at(now.cast_unsigned()));
+        let memory = MemoryStore::new(10, clock.clone());
+        let mut histories = vec![History::default(); rules.len()];
+        let mut charges: Vec<(u64, Micros)> = Vec::new();
+        let (mut wait, mut last_cost) = (0, 1);
+        for (index, step) in trace.iter().enumerate() {
+            let (pause, cost) = match step {
+                Step::Ask { pause, cost } => (*pause, *cost),
+                Step::ComeBack { late } => (wait + late, last_cost),
+                Step::Edit(amount) => {
+                    rules = edited(&rules, *amount as u64 + 1);
+                    continue;
+                }
+                Step::Settle { before, spent, pause } => {
+                    now += pause;
+                    clock.set(now.cast_unsigned());
+                    let Some(place) = charges.len().checked_sub(before + 1) else { continue };
+                    let (cost, at) = charges.remove(place);
+                    // A hundred and fifty of them stay below the most that a ring holds.
+                    let spent = (*spent).min(60);
+                    let charged = vec![true; rules.len()];
+                    let charge = Charge::new("acct.a", "plan", &rules, n(cost));
+                    let settlement = Settlement { charge, charged: &charged, at, spent };
+                    if spent == cost {
+                        continue;
+                    }
+                    memory.settle(settlement, Place::Own);
+                    lua.settle(settlement, now.cast_unsigned());
+                    for (rule, history) in rules.iter().zip(&mut histories) {
+                        history.standing(rule, now.cast_unsigned(), 1);
+                        if spent > cost {
+                            history.charge(rule, now.cast_unsigned(), spent - cost);
+                        } else {
+                            history.refund(rule, now.cast_unsigned(), at, cost - spent);
+                        }
+                    }
+                    continue;
+                }
+            };
+            now += pause;
+            clock.set(now.cast_unsigned());
+            let asked = now.cast_unsigned();
+            let mut expected: States =
+                rules.iter().zip(&mut histories).map(|(rule, history)| history.standing(rule, asked, cost)).collect();
+            let allowed = expected.iter().all(|state| state.wait == Some(0));
+            if allowed {
+                for ((rule, history), state) in rules.iter().zip(&mut histories).zip(&mut expected) {
+                    history.charge(rule, asked, cost);
+                    *state = Standing { wait: Some(0), ..history.standing(rule, asked, 1) };
+                }
+                charges.push((cost, asked));
+            }
+            let charge = Charge::new("acct.a", "plan", &rules, n(cost));
+            let (of_memory, of_lua) = (memory.decide_now(charge), lua.decide(charge, asked));
+            prop_assert_eq!(&of_memory, &of_lua, "step {} {:?}", index, step);
+            prop_assert_eq!(of_memory.states.as_slice(), expected.as_slice(), "oracle, step {} {:?}", index, step);
+            (wait, last_cost) = (of_memory.wait().map_or(0, Micros::cast_signed), cost);
+        }
+    });
+}
+
+#[test]
+fn memory_lua_and_the_oracle_agree_on_random_plans() {
+    the_oracle_agrees(300, RngSeed::Fixed(2_026));
+}
+
+#[test]
+#[ignore = "other plans and traces at every run, for minutes: ./test long"]
+fn memory_lua_and_the_oracle_agree_on_new_random_plans() {
+    the_oracle_agrees(10_000, RngSeed::Random);
 }
