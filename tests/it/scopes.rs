@@ -120,6 +120,24 @@ for_every_store! {
         });
     }
 
+    fn a_request_gives_back_its_callers_slot_and_the_one_of_the_pool(store) {
+        // Both slots had one id, and Redis was told of the second alone: the caller's own stayed taken for ten seconds.
+        let backend = Backend::ok();
+        let slots = |name: &str| format!(r#"{{ name = "{name}", limit = 1, algorithm = "concurrency" }}"#);
+        let config = Config::bare(backend.address())
+            .route("shared", "/shared", &format!("limits = [{}]", slots("all")))
+            .plan("slots", &slots("own"))
+            .key_series("k", 2, "slots")
+            .store(store);
+        let gateway = Gateway::start(&config);
+        for call in 0..6 {
+            let key = format!("k-{}", call % 2);
+            eventually("both slots to be free", GIVEN_BACK, || {
+                (gateway.get("/shared").key(&key).send().status == 200).then_some(())
+            });
+        }
+    }
+
     fn keys_of_one_account_have_limits_of_their_own_inside_of_the_accounts(store) {
         // One key that leaks must not eat what the account bought; and ten keys are not ten accounts.
         let backend = Backend::ok();
