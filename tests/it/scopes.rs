@@ -247,6 +247,8 @@ fn explain_says_whom_each_limit_counts() {
             limits = [{ name = "half", limit = 9, per = "1m", enforce = "50%" }]
             per_key = [{ name = "key", limit = 9, per = "1m" }]
             candidate = [{ name = "half", limit = 9, per = "1m" }]
+            [accounts.one]
+            anchor_day = 15
             [store]
             kind = "redis""#,
         )
@@ -265,6 +267,7 @@ fn explain_says_whom_each_limit_counts() {
     for line in [
         "route    all (/*), cost 3",
         "         settled at what x-cost of the answer says",
+        "         its months begin on day 15",
         "limit    half: 9 in any 1 min (enforced for 50 % of the callers",
         "limit    key: 9 in any 1 min, for this key alone",
         "         key tollgate:{acct.one}:key.key_1:key",
