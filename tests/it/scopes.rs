@@ -112,7 +112,10 @@ for_every_store! {
         for _ in 0..5 {
             eventually("the slot to come back", GIVEN_BACK, || {
                 let refusal = gateway.get("/shared").key("k-0").send().expect(429);
-                (refusal.json()["violated-policies"] == json!(["pool"])).then_some(())
+                let by_the_pool = refusal.json()["violated-policies"] == json!(["pool"]);
+                // Told as it stands once the slot is back.
+                assert_eq!(refusal.remaining("inflight"), u64::from(by_the_pool));
+                by_the_pool.then_some(())
             });
         }
         eventually("the slot to come back", GIVEN_BACK, || {

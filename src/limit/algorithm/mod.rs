@@ -39,20 +39,6 @@ pub struct Standing {
     pub next: Micros,
 }
 
-impl Standing {
-    /// How the limit, which holds `capacity` at most, stands at once after `cost` was given back to it.
-    pub fn give_back(&mut self, cost: NonZeroU64, capacity: NonZeroU64) {
-        // A request takes a slot whatever it costs, and a slot comes back in another way.
-        if capacity == NonZeroU64::MAX {
-            return;
-        }
-        self.remaining = self.remaining.saturating_add(cost.get()).min(capacity.get());
-        if self.remaining == capacity.get() {
-            self.next = 0;
-        }
-    }
-}
-
 /// Amounts that an algorithm cannot hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unusable {
@@ -277,6 +263,19 @@ impl Algorithm {
             // A request takes one slot, whatever it costs.
             Self::Concurrency(_) => NonZeroU64::MAX,
         }
+    }
+
+    /// How the limit stands, which stood like this, at once after it was given back what a request of `cost` took.
+    #[must_use]
+    pub fn given_back(&self, standing: Standing, cost: NonZeroU64) -> Standing {
+        let (units, most) = match self {
+            Self::Concurrency(concurrency) => (1, concurrency.limit().get()),
+            Self::SlidingWindow(_) | Self::TokenBucket(_) | Self::Quota(_) => {
+                (cost.get(), self.capacity().get())
+            }
+        };
+        let remaining = standing.remaining.saturating_add(units).min(most);
+        Standing { remaining, next: if remaining == most { 0 } else { standing.next }, ..standing }
     }
 
     /// Brings a state to this algorithm's form and to `now`, without charging. A state of another algorithm is
