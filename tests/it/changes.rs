@@ -27,6 +27,11 @@ fn bucket(burst: u64) -> String {
     )
 }
 
+/// As [`with`], for a limit named `minute` of 5 units, enforced as this word says.
+fn enforced(word: &str) -> Config {
+    with(&window(5).replace(" }", &format!(", enforce = \"{word}\" }}")))
+}
+
 fn quota(limit: u64, per: &str) -> String {
     format!("{{ name = \"period\", limit = {limit}, per = \"{per}\", algorithm = \"quota\" }}")
 }
@@ -345,7 +350,6 @@ for_every_fleet! {
 
     fn enforce_from_off_to_on_starts_with_nothing_used(fleet) {
         // Off is as if the limit were not written.
-        let enforced = |word: &str| with(&window(5).replace(" }", &format!(", enforce = \"{word}\" }}")));
         let off = fleet.start(&enforced("off"));
         off.passes(9, "k");
         drop(off);
@@ -360,7 +364,6 @@ for_every_fleet! {
 
     fn enforce_from_shadow_to_on_has_counted_already(fleet) {
         // Shadow counts what fits, so that the day it is enforced brings no surprise.
-        let enforced = |word: &str| with(&window(5).replace(" }", &format!(", enforce = \"{word}\" }}")));
         let shadow = fleet.start(&enforced("shadow"));
         shadow.passes(3, "k");
         drop(shadow);
@@ -375,7 +378,6 @@ for_every_fleet! {
 
     fn enforce_from_a_percentage_to_on_has_counted_already(fleet) {
         // The caller `one` stands at 84 of 100: 1 % leaves it in shadow.
-        let enforced = |word: &str| with(&window(5).replace(" }", &format!(", enforce = \"{word}\" }}")));
         let few = fleet.start(&enforced("1%"));
         few.passes(8, "k");
         drop(few);
