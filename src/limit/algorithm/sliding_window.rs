@@ -22,7 +22,7 @@ use super::{Micros, Standing, Unusable, check_range};
 /// The largest limit that is counted exactly. Above it memory would grow past 40 KB a caller.
 pub const EXACT_MAX: u64 = 10_000;
 
-/// The largest limit of a window: the sums of [`COUNTED`] buckets, none of which holds more, stay below 2^53.
+/// The largest limit of a window: the sums of all buckets that count, none of which holds more, stay below 2^53.
 pub const WINDOW_MAX: u64 = 100_000_000_000_000;
 
 /// Parts that a bucketed window is cut into.
