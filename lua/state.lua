@@ -2,8 +2,9 @@
 -- Another version is an error and never a fresh start: forgetting what was used would be a silent reset.
 --
 -- Redis makes every function of a script anew at every call, and every local that a function captures. So there are
--- few of either, and constants are written where they are used. Numbers are written out with '%d': some versions of
--- Redis would make 2e+08 of 200000000, and what they make themselves costs twice as much.
+-- few of either, and constants are written where they are used: the forms as bytes, 119 'w', 98 'b', 116 't', 113 'q',
+-- and 99 'c' of what lives in a key of its own; the roles, 63 '?' and 126 '~'. Numbers are written out with '%d': some
+-- versions of Redis would make 2e+08 of 200000000, and what they make themselves costs twice as much.
 
 -- The form of a value; nothing when there is no value.
 local function form_of(value)

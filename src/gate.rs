@@ -194,37 +194,54 @@ impl Worker {
         let mut answer = match self.admit(&request, &mut record).await {
             Ok(admitted) => {
                 request.extensions_mut().insert(admitted);
-                match service.call(request).await {
-                    Ok(mut answer) => {
-                        let status = answer.status();
-                        self.settle(&mut record, status, answer.headers_mut());
-                        answer.map_into_left_body()
-                    }
-                    Err(error) => {
-                        // actix will make an answer of it.
-                        let status = error.as_response_error().status_code();
-                        self.settle(&mut record, status, &mut HeaderMap::new());
-                        record.answered(status.as_u16());
-                        return Err(error);
-                    }
-                }
+                self.hand_on(&*service, request, &mut record).await?.map_into_left_body()
             }
             Err(rejection) => {
                 let reply = rejection.reply(record.request_id());
                 request.into_response(reply).map_into_right_body()
             }
         };
-        if let Some(UpstreamTime(time)) = answer.response_mut().extensions_mut().remove() {
-            record.forwarded(time);
+        self.tell(answer.headers_mut(), &record);
+        record.answered(answer.status().as_u16());
+        Ok(answer.map_body(|_, body| Recorded::new(body, record)))
+    }
+
+    /// Lets a request that was admitted through to what is behind the gate, and settles its charge when that has answered.
+    async fn hand_on<S, B>(
+        &self,
+        service: &S,
+        request: ServiceRequest,
+        record: &mut Record,
+    ) -> Result<ServiceResponse<B>, Error>
+    where
+        S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error>,
+    {
+        match service.call(request).await {
+            Ok(mut answer) => {
+                let status = answer.status();
+                self.settle(record, status, answer.headers_mut());
+                if let Some(UpstreamTime(time)) = answer.response_mut().extensions_mut().remove() {
+                    record.forwarded(time);
+                }
+                Ok(answer)
+            }
+            Err(error) => {
+                // actix will make an answer of it.
+                let status = error.as_response_error().status_code();
+                self.settle(record, status, &mut HeaderMap::new());
+                record.answered(status.as_u16());
+                Err(error)
+            }
         }
-        let fields = answer.headers_mut();
+    }
+
+    /// Writes what the gate has to say into an answer: the request's id, and how the caller stands with its limits.
+    fn tell(&self, fields: &mut HeaderMap, record: &Record) {
         fields.insert(request_id::FIELD, record.request_id().clone());
         if let Some((caller, offer, decision)) = record.decided() {
             let policy_field = || offer.policy_field(draw(&caller.id));
             limit_fields(fields, self.shared.style, policy_field, &offer.rules, decision);
         }
-        record.answered(answer.status().as_u16());
-        Ok(answer.map_body(|_, body| Recorded::new(body, record)))
     }
 
     /// Puts the charge right, now that the answer tells what the request did cost.

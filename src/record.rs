@@ -3,6 +3,7 @@
 //! The record lives in the request's future and then in the answer's body. Whichever of them is dropped last, finished
 //! or given up, writes it: so every request is counted once, also one whose client left.
 
+use std::cmp::Ordering;
 use std::num::NonZeroU64;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -180,7 +181,7 @@ impl Record {
             account: self.caller.as_ref().and_then(|caller| caller.account.as_deref()),
             outcome: self.outcome,
             limit: limit.map_or("", |rule| &rule.name),
-            cost: self.cost.filter(|_| decision.is_some()).map(NonZeroU64::get),
+            cost: self.counted().map(NonZeroU64::get),
             settlement: self.settlement(),
             decided_at: decision.map(|decision| decision.at),
             source: ruling.map_or(Source::None, |ruling| ruling.source).as_str(),
@@ -195,18 +196,24 @@ impl Record {
             complete: self.complete,
         }
     }
-}
 
-impl Record {
     /// What became of the charge behind the answer, if anything did.
     fn settlement(&self) -> Option<Settlement> {
-        match (self.settled, self.cost?.get()) {
-            (Settled::AsReserved, _) => None,
-            (Settled::Unclear, _) => Some(Settlement::Unclear),
-            (Settled::At(spent), reserved) if spent < reserved => Some(Settlement::Refund(spent)),
-            (Settled::At(spent), reserved) if spent > reserved => Some(Settlement::Surcharge(spent)),
-            (Settled::At(_), _) => None,
+        let reserved = self.counted()?.get();
+        match self.settled {
+            Settled::AsReserved => None,
+            Settled::Unclear => Some(Settlement::Unclear),
+            Settled::At(spent) => match spent.cmp(&reserved) {
+                Ordering::Less => Some(Settlement::Refund(spent)),
+                Ordering::Equal => None,
+                Ordering::Greater => Some(Settlement::Surcharge(spent)),
+            },
         }
+    }
+
+    /// Units that the request takes from each limit; `None` where nobody counted them.
+    fn counted(&self) -> Option<NonZeroU64> {
+        self.cost.filter(|_| self.ruling.as_ref().is_some_and(|ruling| ruling.decision.is_some()))
     }
 }
 

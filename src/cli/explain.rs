@@ -1,5 +1,6 @@
 //! `tollgate explain`: what would apply to a request, without sending or charging it.
 
+use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr};
 
 use actix_web::http::Method;
@@ -10,7 +11,7 @@ use tollgate::identify::{Caller, CredentialSource};
 use tollgate::inbound::{CanonicalPath, Inbound};
 use tollgate::limit::algorithm::Role;
 use tollgate::limit::{Enforcement, Rule, Scope, draw};
-use tollgate::plan::{Cost, Policy};
+use tollgate::plan::{Cost, Offer, Policy};
 
 use super::{ConfigArgs, Usage, say};
 
@@ -53,6 +54,9 @@ impl Explain {
         }
         let (caller, _) = policy.identity.caller(&inbound).map_err(|error| refused(&error))?;
         say(format_args!("caller   {}", caller.id));
+        if caller.anchor_day != 1 {
+            say(format_args!("         its months begin on day {}", caller.anchor_day));
+        }
         say(format_args!("plan     {}", caller.plan));
         let offer = policy.offer(&caller.plan, position);
         // As in the gate: a key might help whoever has shown none.
@@ -60,17 +64,7 @@ impl Explain {
         let excluded =
             || Usage(format!("The plan does not include the route: the answer would be {status}."));
         let offer = offer.ok_or_else(excluded)?;
-        for rule in &*offer.rules {
-            say(format_args!("limit    {}: {}{}", rule.name, rule.promise(), part(rule, &caller)));
-            if let Some(prefix) = &prefix {
-                let owner = if rule.scope == Scope::Pool { &*offer.pool } else { &*caller.id };
-                let key = rule.key(caller.key.as_deref().unwrap_or_default());
-                say(format_args!("         key {prefix}:{{{owner}}}:{key}"));
-            }
-        }
-        if offer.rules.is_empty() {
-            say("limit    none: every request passes");
-        }
+        say_limits(offer, &caller, prefix.as_deref());
         Ok(())
     }
 
@@ -106,25 +100,43 @@ fn settling(cost: &Cost) -> Vec<String> {
     lines
 }
 
-/// Whom a limit counts, and whether it refuses this caller.
-fn part(rule: &Rule, caller: &Caller) -> String {
-    let scope = match &rule.scope {
+/// The limits that apply to the caller and, with this prefix, their keys in Redis.
+fn say_limits(offer: &Offer, caller: &Caller, prefix: Option<&str>) {
+    for rule in &*offer.rules {
+        let (scope, enforced) = (scope(rule), enforced(rule, caller));
+        say(format_args!("limit    {}: {}{scope}{enforced}", rule.name, rule.promise()));
+        if let Some(prefix) = prefix {
+            let owner = if rule.scope == Scope::Pool { &*offer.pool } else { &*caller.id };
+            let key = rule.key(caller.key.as_deref().unwrap_or_default());
+            say(format_args!("         key {prefix}:{{{owner}}}:{key}"));
+        }
+    }
+    if offer.rules.is_empty() {
+        say("limit    none: every request passes");
+    }
+}
+
+/// Whom a limit counts, where that is not the caller.
+fn scope(rule: &Rule) -> &'static str {
+    match &rule.scope {
         Scope::Plan | Scope::Route(_) => "",
         Scope::Key => ", for this key alone",
         Scope::Pool => ", for everybody on the route together",
-    };
-    let enforced = match (rule.enforcement, rule.role(draw(&caller.id))) {
-        (Enforcement::On, _) => "",
-        (Enforcement::Percent(percent), Role::Enforced) => {
-            return format!("{scope} (enforced for {percent} % of the callers, this one included)");
+    }
+}
+
+/// Whether a limit refuses this caller, where that does not go without saying.
+fn enforced(rule: &Rule, caller: &Caller) -> Cow<'static, str> {
+    match rule.enforcement {
+        Enforcement::On => "".into(),
+        Enforcement::Shadow => " (only watches)".into(),
+        Enforcement::Candidate => " (a candidate: only watches)".into(),
+        Enforcement::Percent(percent) => {
+            let is_enforced = rule.role(draw(&caller.id)) == Role::Enforced;
+            let this_one = if is_enforced { "this one included" } else { "and not for this one" };
+            format!(" (enforced for {percent} % of the callers, {this_one})").into()
         }
-        (Enforcement::Percent(percent), _) => {
-            return format!("{scope} (enforced for {percent} % of the callers, and not for this one)");
-        }
-        (Enforcement::Shadow, _) => " (only watches)",
-        (Enforcement::Candidate, _) => " (a candidate: only watches)",
-    };
-    format!("{scope}{enforced}")
+    }
 }
 
 fn refused(reason: &dyn std::fmt::Display) -> Usage {

@@ -540,15 +540,6 @@ pub(super) enum ChargeWhen {
     Not5xx,
 }
 
-/// `method_costs = { POST = 10 }`
-fn read_method_costs(table: &mut Table<'_>) -> Vec<(&'static Method, Field<NonZeroU64>)> {
-    let Some(mut costs) = table.table("method_costs") else { return Vec::new() };
-    let named: Vec<_> = METHODS.iter().filter(|method| costs.has(method.as_str())).collect();
-    let read = named.into_iter().map(|method| (method, costs.get(method.as_str(), at_least_one))).collect();
-    costs.finish();
-    read
-}
-
 impl RouteSection {
     fn read(route: String, mut table: Table<'_>) -> Self {
         const CHARGE_WHEN: &[(&str, ChargeWhen)] =
@@ -572,4 +563,13 @@ impl RouteSection {
         table.finish();
         section
     }
+}
+
+/// `method_costs = { POST = 10 }`
+fn read_method_costs(table: &mut Table<'_>) -> Vec<(&'static Method, Field<NonZeroU64>)> {
+    let Some(mut costs) = table.table("method_costs") else { return Vec::new() };
+    let named: Vec<_> = METHODS.iter().filter(|method| costs.has(method.as_str())).collect();
+    let read = named.into_iter().map(|method| (method, costs.get(method.as_str(), at_least_one))).collect();
+    costs.finish();
+    read
 }

@@ -482,6 +482,20 @@ fn limits_above_32_bits_are_kept() {
     assert_eq!(loaded.policy.plans[0].limits[0].algorithm.capacity().get(), 4_294_967_297);
 }
 
+/// A pool was held apart from the limits of every plan, those that cannot use its route included.
+#[test]
+fn a_pool_may_have_a_name_of_a_plan_that_has_not_its_route() {
+    let with_plans = |plans: &str| {
+        let text = format!(
+            "[plans.pro]\nlimits = []\n[routes.reports]\npath = \"/reports\"\nupstream = \"api\"\nplans = [{plans}]
+             limits = [{{ name = \"minute\", limit = 10, per = \"1m\" }}]"
+        );
+        with_base(&text, &[])
+    };
+    assert!(with_plans("\"pro\"").is_ok());
+    assert!(with_plans("\"pro\", \"free\"").is_err());
+}
+
 /// Whatever stands in a file, the answer is a list of mistakes, and never a panic.
 #[test]
 fn hostile_files_are_refused() {

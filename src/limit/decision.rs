@@ -75,10 +75,10 @@ impl Decision {
     pub fn with_pool(mut self, pool: Self, rules: &[Rule], cost: NonZeroU64) -> Self {
         if !pool.allowed {
             let charged: SmallVec<[bool; 4]> = self.charged().collect();
-            for ((state, rule), _) in
-                self.states.iter_mut().zip(rules).zip(charged).filter(|(_, charged)| *charged)
-            {
-                state.give_back(cost, rule.algorithm.capacity());
+            for ((state, rule), charged) in self.states.iter_mut().zip(rules).zip(charged) {
+                if charged {
+                    *state = rule.algorithm.given_back(*state, cost);
+                }
             }
         }
         self.allowed = pool.allowed;

@@ -14,7 +14,7 @@ use super::rule::Rule;
 pub enum Style {
     /// `RateLimit` and `RateLimit-Policy` of draft-ietf-httpapi-ratelimit-headers-11.
     Draft11,
-    /// `X-RateLimit-Limit`, `-Remaining`, `-Reset` of the tightest limit.
+    /// `X-RateLimit-Limit`, `-Remaining`, `-Reset` of the [`Tightest`] limit.
     XRateLimit,
     /// Both.
     Both,
@@ -30,7 +30,7 @@ const SECOND: Micros = 1_000_000;
 #[must_use]
 pub fn policy(rules: &[Rule], draw: u8) -> String {
     list(rules.iter().filter(|rule| rule.role(draw) == Role::Enforced), |text, rule| {
-        let (limit, per) = quota(rule);
+        let (limit, per) = amount(rule);
         if rule.lends_slots() {
             write!(text, "\"{}\";q={limit};qu=\"concurrent-requests\"", rule.name)
         } else if per % SECOND == 0 {
@@ -70,7 +70,7 @@ pub fn tightest(rules: &[Rule], decision: &Decision) -> Option<Tightest> {
     let least = || shown().min_by_key(|&index| decision.states[index].remaining);
     let index = decision.binding().or_else(least)?;
     let Standing { remaining, next, .. } = decision.states[index];
-    let (limit, _) = quota(rules.get(index)?);
+    let (limit, _) = amount(rules.get(index)?);
     Some(Tightest { limit, remaining, reset: seconds(next) })
 }
 
@@ -81,7 +81,7 @@ pub fn retry_after(wait: Micros) -> u64 {
 }
 
 /// Units and the span that brings them; of a calendar period the usual length, since the field must stay the same.
-fn quota(rule: &Rule) -> (u64, Micros) {
+fn amount(rule: &Rule) -> (u64, Micros) {
     match &rule.algorithm {
         Algorithm::SlidingWindow(window) => (window.limit().get(), window.per()),
         Algorithm::TokenBucket(bucket) => (bucket.limit().get(), bucket.per()),

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use smallvec::SmallVec;
 
-use super::Tally;
+use super::calendar::Anchor;
 use super::decision::{Decision, Source};
 use super::rule::{OnFailure, Rule, Scope};
 use super::store::{
     Charge, Guarded, MemorySlots, MemoryStore, OpenError, Place, RedisSlot, Settlement, Store, StoreError,
     StoreKind,
 };
+use super::tally::Tally;
 use crate::clock::{self, Micros};
 
 /// Decides whether requests may pass. One for each worker thread; the memory behind all of them is shared.
@@ -232,11 +233,14 @@ impl Limiter {
 }
 
 /// The caller's own limits of a charge, and those of the pool.
+///
+/// A pool is the same one whoever calls: nothing of the caller or its plan may choose the counter or the month.
 fn parts(charge: Charge<'_>) -> (Charge<'_>, Option<Charge<'_>>) {
     let own = charge.rules.partition_point(|rule| rule.scope != Scope::Pool);
     let (own, pool) = charge.rules.split_at(own);
-    let pool = (!pool.is_empty()).then_some(Charge { caller: charge.pool, rules: pool, ..charge });
-    (Charge { rules: own, ..charge }, pool)
+    let of_pool =
+        Charge { caller: charge.pool, plan: charge.pool, anchor: Anchor::FIRST, rules: pool, ..charge };
+    (Charge { rules: own, ..charge }, (!pool.is_empty()).then_some(of_pool))
 }
 
 impl Ruling {
@@ -291,4 +295,67 @@ fn counted(
 fn uncounted(asked: Option<Asked>) -> Ruling {
     let (slots, receipts) = (SmallVec::new(), Receipts::default());
     Ruling { decision: None, source: Source::None, asked, slots, receipts }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU64;
+
+    use futures_util::FutureExt as _;
+
+    use super::*;
+    use crate::clock::ManualClock;
+    use crate::limit::algorithm::{Algorithm, Quota, SlidingWindow};
+    use crate::limit::{Calendar, Unit};
+
+    fn n(value: u64) -> NonZeroU64 {
+        NonZeroU64::new(value).unwrap()
+    }
+
+    /// A limiter on the memory, for so many callers, at noon of 18 March 2026.
+    fn limiter(max_callers: usize) -> Limiter {
+        let clock = Arc::new(ManualClock::at(1_773_835_200_000_000));
+        let memory = Arc::new(MemoryStore::new(max_callers, clock));
+        Limiter::new(&StoreKind::Memory, memory, Arc::default()).unwrap()
+    }
+
+    fn passes(limiter: &Limiter, charge: Charge<'_>) -> bool {
+        let answer = limiter.admit(charge, OnFailure::Deny).now_or_never();
+        answer.expect("the memory answers at once").1.is_some()
+    }
+
+    /// A pool had the month of whoever called: the first caller of another anchor day found nothing used.
+    #[test]
+    fn a_pools_month_is_the_same_for_all_callers() {
+        let calendar = Calendar::new(Unit::Month, "UTC").unwrap();
+        let rules = [Rule::quota("month", Scope::Pool, Quota::new(n(2)).unwrap(), calendar)];
+        let limiter = limiter(100);
+        let passed = (0..8).filter(|call| {
+            let anchor = Anchor::on(if call % 2 == 0 { 1 } else { 15 }).unwrap();
+            let charge = Charge::new("acct.one", "free", &rules, n(1));
+            passes(&limiter, Charge { pool: "pool.search", anchor, ..charge })
+        });
+        assert_eq!(passed.count(), 2);
+    }
+
+    /// Where the memory is full, callers share an entry of their plan: a pool had one for each plan, and so its limit.
+    #[test]
+    fn a_pool_of_a_full_memory_is_one_pool_for_all_plans() {
+        let window = |name, scope, limit| {
+            Rule::new(
+                name,
+                scope,
+                Algorithm::SlidingWindow(SlidingWindow::new(n(limit), 60_000_000).unwrap()),
+            )
+        };
+        let rules = [window("own", Scope::Plan, 100), window("all", Scope::Pool, 2)];
+        let limiter = limiter(1);
+        assert!(passes(&limiter, Charge::new("acct.first", "free", &rules[..1], n(1))));
+        let passed = (0..8).filter(|call| {
+            let plan = if call % 2 == 0 { "free" } else { "pro" };
+            let charge = Charge::new("acct.one", plan, &rules, n(1));
+            passes(&limiter, Charge { pool: "pool.search", ..charge })
+        });
+        assert_eq!(passed.count(), 2);
+    }
 }

@@ -33,19 +33,6 @@ pub enum Enforcement {
     Candidate,
 }
 
-/// Where a caller stands in the order in which percentages take callers in, from 0 to 99.
-///
-/// FNV-1a (Fowler, Noll, Vo 1991) over the caller, mixed as `SplitMix64` does (Steele, Lea, Flood 2014), since alone it puts
-/// callers side by side whose names are: the same in every gateway and every version.
-#[must_use]
-pub fn draw(caller: &str) -> u8 {
-    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
-    let hash = caller.bytes().fold(0xcbf2_9ce4_8422_2325, step);
-    let hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    u8::try_from(((hash >> 32) * 100) >> 32).unwrap_or(99)
-}
-
 /// One limit of a plan: a name, a scope, an algorithm.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
@@ -87,6 +74,12 @@ impl Rule {
         };
         let enforcement = Enforcement::On;
         Self { name: name.into(), scope, algorithm, enforcement, calendar: None, key: key.into() }
+    }
+
+    /// A quota named `name` over `scope`, by the periods of `calendar`.
+    #[must_use]
+    pub fn quota(name: &str, scope: Scope, quota: Quota, calendar: Calendar) -> Self {
+        Self { calendar: Some(Arc::new(calendar)), ..Self::new(name, scope, Algorithm::Quota(quota)) }
     }
 
     /// The same limit, refusing nobody.
@@ -144,12 +137,6 @@ impl Rule {
         matches!(self.algorithm, Algorithm::Concurrency(_))
     }
 
-    /// A quota named `name` over `scope`, by the periods of `calendar`.
-    #[must_use]
-    pub fn quota(name: &str, scope: Scope, quota: Quota, calendar: Calendar) -> Self {
-        Self { calendar: Some(Arc::new(calendar)), ..Self::new(name, scope, Algorithm::Quota(quota)) }
-    }
-
     /// The period that `now`, in microseconds since 1970, falls into, for an account of this anchor.
     #[must_use]
     pub fn period_of(&self, now: Micros, anchor: Anchor) -> Period {
@@ -181,14 +168,6 @@ impl Rule {
     }
 }
 
-/// Microseconds in the largest unit that needs no fraction.
-fn span(micros: Micros) -> String {
-    let units =
-        [(86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "min"), (1_000_000, "s"), (1_000, "ms")];
-    let unit = units.into_iter().find(|(size, _)| micros.is_multiple_of(*size));
-    unit.map_or_else(|| format!("{micros} us"), |(size, name)| format!("{} {name}", micros / size))
-}
-
 /// What to do when the store cannot answer in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OnFailure {
@@ -198,6 +177,27 @@ pub enum OnFailure {
     Deny,
     /// Count in this process alone.
     Local,
+}
+
+/// Where a caller stands in the order in which percentages take callers in, from 0 to 99.
+///
+/// FNV-1a (Fowler, Noll, Vo 1991) over the caller, mixed as `SplitMix64` does (Steele, Lea, Flood 2014), since alone it puts
+/// callers side by side whose names are: the same in every gateway and every version.
+#[must_use]
+pub fn draw(caller: &str) -> u8 {
+    let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    let hash = caller.bytes().fold(0xcbf2_9ce4_8422_2325, step);
+    let hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    u8::try_from(((hash >> 32) * 100) >> 32).unwrap_or(99)
+}
+
+/// Microseconds in the largest unit that needs no fraction.
+fn span(micros: Micros) -> String {
+    let units =
+        [(86_400_000_000, "d"), (3_600_000_000, "h"), (60_000_000, "min"), (1_000_000, "s"), (1_000, "ms")];
+    let unit = units.into_iter().find(|(size, _)| micros.is_multiple_of(*size));
+    unit.map_or_else(|| format!("{micros} us"), |(size, name)| format!("{} {name}", micros / size))
 }
 
 #[cfg(test)]

@@ -27,11 +27,16 @@ fn bucket(burst: u64) -> String {
     )
 }
 
+/// As [`with`], for a limit named `minute` of 5 units, enforced as this word says.
+fn enforced(word: &str) -> Config {
+    with(&window(5).replace(" }", &format!(", enforce = \"{word}\" }}")))
+}
+
 fn quota(limit: u64, per: &str) -> String {
     format!("{{ name = \"period\", limit = {limit}, per = \"{per}\", algorithm = \"quota\" }}")
 }
 
-/// No plans and no keys; all paths are served, and calls of `/bulk` cost 1,000.
+/// No plans and no keys; all paths are served.
 fn config() -> Config {
     Config::default().route("rest", "/*", "")
 }
@@ -39,6 +44,12 @@ fn config() -> Config {
 /// The key `k` of the account `one` on a plan with these limits.
 fn with(limits: &str) -> Config {
     config().plan("free", limits).key("k", "one", "free")
+}
+
+/// The key `k` of the account `one` on the plan `free`, in a table of this name.
+fn table_of_key(name: &str) -> String {
+    let hash = sha256_hex("k");
+    format!("[keys.{name}]\nhash = \"sha256:{hash}\"\naccount = \"one\"\nplan = \"free\"")
 }
 
 /// The key `k` of the account `one`, on this one of two plans.
@@ -257,15 +268,23 @@ for_every_fleet! {
 
     fn a_renamed_key_keeps_usage(fleet) {
         // The name of a key's table is for people.
-        let named = |name: &str| {
-            let hash = sha256_hex("k");
-            let key = format!("[keys.{name}]\nhash = \"sha256:{hash}\"\naccount = \"one\"\nplan = \"free\"");
-            config().plan("free", &window(5)).table(&key)
-        };
+        let named = |name: &str| config().plan("free", &window(5)).table(&table_of_key(name));
         let old = fleet.start(&named("old"));
         old.passes(3, "k");
         drop(old);
         fleet.start(&named("new")).exactly(2, "k");
+    }
+
+    fn a_renamed_key_starts_its_own_limits_afresh(fleet) {
+        // What counts one key knows it by the name of its table; the account's own limits go on.
+        let per_key = window(3).replace("minute", "key");
+        let plan = format!("[plans.free]\nlimits = [{}]\nper_key = [{per_key}]", window(10));
+        let named = |name: &str| config().table(&plan).table(&table_of_key(name));
+        let old = fleet.start(&named("old"));
+        old.exactly(3, "k");
+        drop(old);
+        let refusal = fleet.start(&named("new")).exactly(3, "k");
+        assert_eq!(refusal.remaining("minute"), 4);
     }
 
     fn a_rotated_key_keeps_usage(fleet) {
@@ -331,7 +350,6 @@ for_every_fleet! {
 
     fn enforce_from_off_to_on_starts_with_nothing_used(fleet) {
         // Off is as if the limit were not written.
-        let enforced = |word: &str| with(&window(5).replace(" }", &format!(", enforce = \"{word}\" }}")));
         let off = fleet.start(&enforced("off"));
         off.passes(9, "k");
         drop(off);
@@ -346,7 +364,6 @@ for_every_fleet! {
 
     fn enforce_from_shadow_to_on_has_counted_already(fleet) {
         // Shadow counts what fits, so that the day it is enforced brings no surprise.
-        let enforced = |word: &str| with(&window(5).replace(" }", &format!(", enforce = \"{word}\" }}")));
         let shadow = fleet.start(&enforced("shadow"));
         shadow.passes(3, "k");
         drop(shadow);
@@ -357,6 +374,49 @@ for_every_fleet! {
         shadow.passes(4, "k");
         drop(shadow);
         fleet.start(&enforced("on")).refuses("k");
+    }
+
+    fn enforce_from_a_percentage_to_on_has_counted_already(fleet) {
+        // The caller `one` stands at 84 of 100: 1 % leaves it in shadow.
+        let few = fleet.start(&enforced("1%"));
+        few.passes(8, "k");
+        drop(few);
+        fleet.start(&enforced("on")).refuses("k");
+    }
+
+    fn a_candidate_that_takes_effect_goes_on_with_what_its_limit_counted(fleet) {
+        // A candidate has a counter of its own, or the limit in force would count everything twice.
+        let candidate = format!("[plans.free]\nlimits = [{}]\ncandidate = [{}]", window(10), window(4));
+        let trying = fleet.start(&config().table(&candidate).key("k", "one", "free"));
+        trying.passes(6, "k");
+        drop(trying);
+        let in_effect = fleet.start(&with(&window(8)));
+        in_effect.exactly(2, "k");
+    }
+
+    fn a_candidate_of_a_new_name_starts_afresh(fleet) {
+        let short = window(4).replace("minute", "short");
+        let candidate = format!("[plans.free]\nlimits = [{}]\ncandidate = [{short}]", window(10));
+        let trying = fleet.start(&config().table(&candidate).key("k", "one", "free"));
+        trying.passes(6, "k");
+        drop(trying);
+        fleet.start(&with(&short)).exactly(4, "k");
+    }
+
+    fn a_pool_keeps_what_was_used(fleet) {
+        // Whoever has used it, and on whatever plan.
+        let pooled = |limit| {
+            let pool = format!("limits = [{}]", window(limit).replace("minute", "pool"));
+            Config::default().route("rest", "/*", &pool).plan("free", "").key("k-one", "one", "free").key("k", "two", "free")
+        };
+        let old = fleet.start(&pooled(10));
+        old.passes(6, "k-one");
+        drop(old);
+        let raised = fleet.start(&pooled(12));
+        raised.passes(2, "k");
+        drop(raised);
+        let refusal = fleet.start(&pooled(5)).refuses("k");
+        assert_eq!(refusal.remaining("pool"), 0);
     }
 
     fn beyond_10_000_a_raised_limit_leaves_the_difference(fleet) {
@@ -523,6 +583,21 @@ fn a_quota_whose_zone_moves_begins_at_most_one_period_more() {
 }
 
 #[test]
+fn an_account_whose_months_move_gets_at_most_one_period_more() {
+    // From the 1st to the 15th, which was three days ago: what was used before that is not of the new month. The way back
+    // counts.
+    let fleet = Fleet::of_gates();
+    let of = |day: u8| with(&quota(5, "month")).table(&format!("[accounts.one]\nanchor_day = {day}"));
+    fleet.start(&of(1)).exactly(5, "k");
+    for _ in 0..3 {
+        let passed = (0..10).filter(|_| fleet.start(&of(15)).call("k").status == 200).count();
+        assert!(passed <= 5);
+        fleet.start(&of(1)).refuses("k");
+    }
+    fleet.start(&of(15)).refuses("k");
+}
+
+#[test]
 fn every_row_of_the_page_is_a_test_and_every_test_a_row() {
     // A promise without a test is a hope; a test that the page does not name is a promise that nobody reads.
     const PAGE: &str = "docs/concepts/plan-changes.md";
@@ -531,7 +606,7 @@ fn every_row_of_the_page_is_a_test_and_every_test_a_row() {
     let named: BTreeSet<&str> = rows.flat_map(|cell| cell.split('`').skip(1).step_by(2)).collect();
     let source = tree::text("tests/it/changes.rs");
     let functions = source.lines().filter_map(|line| line.trim_start().strip_prefix("fn ")?.split_once('('));
-    // A story takes the fleet; the two on a date that stands still, and this one, take nothing.
+    // A story takes the fleet; those on a date that stands still, and this one, take nothing.
     let stories = functions.filter(|(_, rest)| rest.starts_with("fleet)") || rest.starts_with(") {"));
     let told: BTreeSet<&str> =
         stories.map(|(name, _)| name).filter(|name| !name.starts_with("every_row")).collect();

@@ -11,14 +11,6 @@ use crate::support::{Backend, Cluster, Config, Gateway, Request, eventually};
 /// waits for the silent node, and elects another.
 const BACK_WITHIN: Duration = Duration::from_secs(5);
 
-/// How many decisions were made without the store.
-fn without_store(gateway: &Gateway) -> f64 {
-    ["local", "none", "cache"]
-        .iter()
-        .map(|source| gateway.metric("tollgate_decisions_total", &[("source", source)]))
-        .sum()
-}
-
 #[test]
 fn a_cluster_gives_each_caller_exactly_its_limit() {
     // RSC-3: the keys of one caller had different hash tags, the script failed with CROSSSLOT, and all calls passed.
@@ -62,7 +54,7 @@ fn a_cluster_gives_each_caller_exactly_its_limit() {
             });
         }
     });
-    assert!(without_store(&gateway) < 1.0);
+    assert!(gateway.decided_without_store() < 1.0);
     for line in gateway.log_lines() {
         assert!(!line.contains("CROSSSLOT"), "{line}");
     }
@@ -141,7 +133,7 @@ fn a_slot_that_moves_under_load_costs_no_call() {
         let (rest, _) = gateway.exhaust("/x", key);
         assert_eq!(1 + samples.len() as u64 + rest, LIMIT as u64, "{key}");
     }
-    assert!(without_store(&gateway) < 1.0);
+    assert!(gateway.decided_without_store() < 1.0);
 }
 
 #[test]
@@ -220,11 +212,11 @@ fn a_failover_and_a_lost_primary_are_survived() {
     });
     only(of_first.iter().chain(&of_third), &[200]);
     // And no call pays for it afterwards.
-    let before = without_store(&gateway);
+    let before = gateway.decided_without_store();
     for _ in 0..20 {
         third.on(&mut gateway.connect()).expect(200);
     }
-    assert!(without_store(&gateway) - before < 1.0);
+    assert!(gateway.decided_without_store() - before < 1.0);
 }
 
 #[test]

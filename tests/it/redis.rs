@@ -11,14 +11,6 @@ fn strict(redis: &Redis) -> String {
     redis.tables("deny", "2s")
 }
 
-/// How many decisions were made without the store.
-fn without_store(gateway: &Gateway) -> f64 {
-    ["local", "none", "cache"]
-        .iter()
-        .map(|source| gateway.metric("tollgate_decisions_total", &[("source", source)]))
-        .sum()
-}
-
 #[test]
 fn keys_are_named_as_the_contract_says() {
     // The names are public: operators delete by them, ACLs are written for them, and the braces choose the slot.
@@ -185,7 +177,7 @@ fn a_flushed_script_cache_is_healed_within_the_call() {
     redis.cmd(&["SCRIPT", "FLUSH"]);
     let statuses = [(); 3].map(|()| request.on(&mut connection).status);
     assert_eq!(statuses, [200, 200, 429]);
-    assert!(without_store(&gateway) < 1.0);
+    assert!(gateway.decided_without_store() < 1.0);
     let answered = [("store", "redis"), ("result", "ok")];
     assert!(gateway.metric("tollgate_store_seconds_count", &answered) >= 6.0);
 }
@@ -369,7 +361,7 @@ fn the_commands_of_the_manual_are_enough() {
     redis.cmd(&["SCRIPT", "FLUSH"]);
     gateway.get("/x").key("k").send().expect(429);
     gateway.admin("/readyz").expect(200);
-    assert!(without_store(&gateway) < 1.0);
+    assert!(gateway.decided_without_store() < 1.0);
 }
 
 #[test]

@@ -112,12 +112,33 @@ for_every_store! {
         for _ in 0..5 {
             eventually("the slot to come back", GIVEN_BACK, || {
                 let refusal = gateway.get("/shared").key("k-0").send().expect(429);
-                (refusal.json()["violated-policies"] == json!(["pool"])).then_some(())
+                let by_the_pool = refusal.json()["violated-policies"] == json!(["pool"]);
+                // Told as it stands once the slot is back.
+                assert_eq!(refusal.remaining("inflight"), u64::from(by_the_pool));
+                by_the_pool.then_some(())
             });
         }
         eventually("the slot to come back", GIVEN_BACK, || {
             (gateway.get("/x").key("k-0").send().status == 200).then_some(())
         });
+    }
+
+    fn a_request_gives_back_its_callers_slot_and_the_one_of_the_pool(store) {
+        // Both slots had one id, and Redis was told of the second alone: the caller's own stayed taken for ten seconds.
+        let backend = Backend::ok();
+        let slots = |name: &str| format!(r#"{{ name = "{name}", limit = 1, algorithm = "concurrency" }}"#);
+        let config = Config::bare(backend.address())
+            .route("shared", "/shared", &format!("limits = [{}]", slots("all")))
+            .plan("slots", &slots("own"))
+            .key_series("k", 2, "slots")
+            .store(store);
+        let gateway = Gateway::start(&config);
+        for call in 0..6 {
+            let key = format!("k-{}", call % 2);
+            eventually("both slots to be free", GIVEN_BACK, || {
+                (gateway.get("/shared").key(&key).send().status == 200).then_some(())
+            });
+        }
     }
 
     fn keys_of_one_account_have_limits_of_their_own_inside_of_the_accounts(store) {
@@ -229,6 +250,8 @@ fn explain_says_whom_each_limit_counts() {
             limits = [{ name = "half", limit = 9, per = "1m", enforce = "50%" }]
             per_key = [{ name = "key", limit = 9, per = "1m" }]
             candidate = [{ name = "half", limit = 9, per = "1m" }]
+            [accounts.one]
+            anchor_day = 15
             [store]
             kind = "redis""#,
         )
@@ -247,6 +270,7 @@ fn explain_says_whom_each_limit_counts() {
     for line in [
         "route    all (/*), cost 3",
         "         settled at what x-cost of the answer says",
+        "         its months begin on day 15",
         "limit    half: 9 in any 1 min (enforced for 50 % of the callers",
         "limit    key: 9 in any 1 min, for this key alone",
         "         key tollgate:{acct.one}:key.key_1:key",

@@ -1,11 +1,11 @@
 //! The tier table: plans and their limits.
 
-use std::collections::HashMap;
-
 use super::Context;
 use crate::clock::micros;
 use crate::config::mistakes::{Fault, Place};
-use crate::config::raw::{AlgorithmWord, Enforce, LimitSection, PlanRouteSection, PlanSection, Raw};
+use crate::config::raw::{
+    AlgorithmWord, Enforce, LimitSection, PlanRouteSection, PlanSection, Raw, RouteSection,
+};
 use crate::limit::algorithm::{Algorithm, Concurrency, Quota, SlidingWindow, TokenBucket, Unusable};
 use crate::limit::{Calendar, Rule, Scope};
 use crate::plan::Plan;
@@ -43,11 +43,7 @@ fn check_route(table: &PlanRouteSection, plan: &str, raw: &Raw, context: &Contex
         return;
     }
     let name = &table.route.value;
-    let section = raw.routes.iter().find(|route| route.name == *name);
-    let Some(plans) = section.and_then(|route| route.plans.as_ref()) else {
-        return;
-    };
-    if !plans.value.iter().any(|included| included.value == plan) {
+    if raw.routes.iter().any(|route| route.name == *name && !includes(route, plan)) {
         let fault = Fault::new(format!("limits a route that routes.{name}.plans does not give to the plan"));
         context.note(fault, &table.route);
     }
@@ -55,22 +51,25 @@ fn check_route(table: &PlanRouteSection, plan: &str, raw: &Raw, context: &Contex
 
 /// Clients know a limit by its name alone, so no two that apply to one request may share it.
 pub(super) fn check_names(raw: &Raw, context: &Context<'_>) {
-    let pools = raw.routes.iter().map(|route| (route.name.as_str(), &route.limits));
-    let pools: HashMap<&str, _> = pools.collect();
     for plan in &raw.plans {
-        let plan_wide: Vec<&str> = plan.limits.iter().filter_map(name_of).collect();
-        check_apart(&plan.per_key, &plan_wide, "the plan", context);
-        let plan_wide: Vec<&str> = plan.limits.iter().chain(&plan.per_key).filter_map(name_of).collect();
+        let of_accounts: Vec<&str> = plan.limits.iter().filter_map(name_of).collect();
+        check_apart(&plan.per_key, &of_accounts, "the plan", context);
+        let on_all_routes: Vec<&str> = plan.limits.iter().chain(&plan.per_key).filter_map(name_of).collect();
         for route in &plan.routes {
-            check_apart(&route.limits, &plan_wide, "the plan", context);
+            check_apart(&route.limits, &on_all_routes, "the plan", context);
         }
-        for (name, pool) in &pools {
-            let own = plan.routes.iter().filter(|route| route.route.value == *name);
-            let own = own.flat_map(|route| &route.limits).filter_map(name_of);
-            let names: Vec<&str> = plan_wide.iter().copied().chain(own).collect();
-            check_apart(pool, &names, &format!("plan \"{}\"", plan.name), context);
+        for route in raw.routes.iter().filter(|route| includes(route, &plan.name)) {
+            let on_this_route = plan.routes.iter().filter(|table| table.route.value == route.name);
+            let on_this_route = on_this_route.flat_map(|table| &table.limits).filter_map(name_of);
+            let of_plan: Vec<&str> = on_all_routes.iter().copied().chain(on_this_route).collect();
+            check_apart(&route.limits, &of_plan, &format!("plan \"{}\"", plan.name), context);
         }
     }
+}
+
+/// Whether a route is given to the plan of this name.
+fn includes(route: &RouteSection, plan: &str) -> bool {
+    route.plans.as_ref().is_none_or(|plans| plans.value.iter().any(|included| included.value == plan))
 }
 
 fn check_apart(limits: &[LimitSection], others: &[&str], whose: &str, context: &Context<'_>) {

@@ -73,11 +73,12 @@ fn check_references(
 fn route(section: &RouteSection, context: &Context<'_>) -> Option<Route> {
     let pattern = pattern(section, context);
     let methods = methods(section, context);
+    let cost = cost(section, methods, context);
     Some(Route {
         name: section.name.as_str().into(),
         pattern: pattern?,
         methods: methods?,
-        cost: cost(section, context)?,
+        cost: cost?,
         pool: plans::rules(&section.limits, &Scope::Pool, Enforce::On, context),
         upstream: section.upstream.as_ref().map(|name| name.value.as_str().into()),
         plans: section.plans.as_ref().map(|plans| shared(&plans.value)),
@@ -85,8 +86,8 @@ fn route(section: &RouteSection, context: &Context<'_>) -> Option<Route> {
     })
 }
 
-fn cost(section: &RouteSection, context: &Context<'_>) -> Option<Cost> {
-    let served = methods(section, context);
+/// What requests cost on a route that serves these methods, if they could be read.
+fn cost(section: &RouteSection, served: Option<Methods>, context: &Context<'_>) -> Option<Cost> {
     let mut by_method = Vec::new();
     for (method, cost) in &section.method_costs {
         let Some(cost) = cost else { continue };

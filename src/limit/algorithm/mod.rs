@@ -39,20 +39,6 @@ pub struct Standing {
     pub next: Micros,
 }
 
-impl Standing {
-    /// How the limit, which holds `capacity` at most, stands at once after `cost` was given back to it.
-    pub fn give_back(&mut self, cost: NonZeroU64, capacity: NonZeroU64) {
-        // A request takes a slot whatever it costs, and a slot comes back in another way.
-        if capacity == NonZeroU64::MAX {
-            return;
-        }
-        self.remaining = self.remaining.saturating_add(cost.get()).min(capacity.get());
-        if self.remaining == capacity.get() {
-            self.next = 0;
-        }
-    }
-}
-
 /// Amounts that an algorithm cannot hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Unusable {
@@ -130,7 +116,7 @@ pub enum Role {
 /// state as it was. The others have no say.
 pub fn decide(limits: &mut [Limited<'_>], now: Micros, cost: NonZeroU64) {
     for limited in limits.iter_mut() {
-        limited.algorithm.settle(limited.state, now);
+        limited.algorithm.align(limited.state, now);
         limited.standing = limited.judge(now, cost);
     }
     let all_fit = |role| limits.iter().filter(|limited| limited.role == role).all(Limited::fits);
@@ -161,7 +147,7 @@ pub fn charged(limits: impl Iterator<Item = (Role, Standing)> + Clone) -> impl I
 ///
 /// What was taken too much is given back while it counts, what is missing is charged now, whether it fits or not.
 pub fn settle(limited: &mut Limited<'_>, now: Micros, charged: Micros, reserved: NonZeroU64, spent: u64) {
-    limited.algorithm.settle(limited.state, now);
+    limited.algorithm.align(limited.state, now);
     let back = reserved.get().saturating_sub(spent);
     if let Some(more) = NonZeroU64::new(spent.saturating_sub(reserved.get())) {
         limited.surcharge(now, more);
@@ -279,12 +265,25 @@ impl Algorithm {
         }
     }
 
+    /// How the limit stands, which stood like this, at once after it was given back what a request of `cost` took.
+    #[must_use]
+    pub fn given_back(&self, standing: Standing, cost: NonZeroU64) -> Standing {
+        let (units, most) = match self {
+            Self::Concurrency(concurrency) => (1, concurrency.limit().get()),
+            Self::SlidingWindow(_) | Self::TokenBucket(_) | Self::Quota(_) => {
+                (cost.get(), self.capacity().get())
+            }
+        };
+        let remaining = standing.remaining.saturating_add(units).min(most);
+        Standing { remaining, next: if remaining == most { 0 } else { standing.next }, ..standing }
+    }
+
     /// Brings a state to this algorithm's form and to `now`, without charging. A state of another algorithm is
     /// forgotten: a limit that counts in another way is a new limit.
-    fn settle(&self, state: &mut State, now: Micros) {
+    fn align(&self, state: &mut State, now: Micros) {
         match (self, state) {
-            (Self::SlidingWindow(window), State::Window(log)) => window.settle(log, now),
-            (Self::TokenBucket(bucket), State::Bucket(level)) => bucket.settle(level, now),
+            (Self::SlidingWindow(window), State::Window(log)) => window.align(log, now),
+            (Self::TokenBucket(bucket), State::Bucket(level)) => bucket.align(level, now),
             (Self::Quota(_), State::Quota(_)) | (Self::Concurrency(_), State::Slots(_)) => {}
             (_, state) => *state = State::Vacant,
         }

@@ -12,7 +12,7 @@
 //!   `per + per / BUCKETS`, so at least `1 / (1 + 1 / BUCKETS)` = 98.3 % of the rate stays usable. Memory is constant.
 //!
 //! A clock that steps back neither frees units nor locks anybody out: time stands still for the log across the step
-//! ([`SlidingWindow::settle`]) and goes on from there.
+//! ([`SlidingWindow::align`]) and goes on from there.
 
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
@@ -22,7 +22,7 @@ use super::{Micros, Standing, Unusable, check_range};
 /// The largest limit that is counted exactly. Above it memory would grow past 40 KB a caller.
 pub const EXACT_MAX: u64 = 10_000;
 
-/// The largest limit of a window: the sums of 61 buckets, none of which holds more, stay below 2^53.
+/// The largest limit of a window: the sums of all buckets that count, none of which holds more, stay below 2^53.
 pub const WINDOW_MAX: u64 = 100_000_000_000_000;
 
 /// Parts that a bucketed window is cut into.
@@ -114,7 +114,7 @@ impl SlidingWindow {
 
     /// Brings a log to this window's form and to `now`: converts it when the limit was edited, and lets time stand
     /// still where the clock has stepped back.
-    pub fn settle(&self, log: &mut WindowLog, now: Micros) {
+    pub fn align(&self, log: &mut WindowLog, now: Micros) {
         log.stand_still(now);
         // Two limits may use one log in turns, call by call: making it over must not be what each of them does. So a log
         // keeps the coarser form until nothing in it counts and it begins anew.
@@ -129,7 +129,7 @@ impl SlidingWindow {
         }
     }
 
-    /// How a request of `cost` stands, charging nothing. Call [`settle`](Self::settle) first.
+    /// How a request of `cost` stands, charging nothing. Call [`align`](Self::align) first.
     #[must_use]
     pub fn judge(&self, log: Option<&WindowLog>, now: Micros, cost: NonZeroU64) -> Standing {
         let Some(log) = log else {
@@ -477,7 +477,7 @@ mod tests {
     impl Caller {
         fn ask(&mut self, window: &SlidingWindow, now: Micros, cost: u64) -> Standing {
             if let Some(log) = &mut self.0 {
-                window.settle(log, now);
+                window.align(log, now);
             }
             let standing = window.judge(self.0.as_ref(), now, n(cost));
             if standing.wait != Some(0) {

@@ -94,11 +94,11 @@ impl TokenBucket {
     }
 
     /// Forgets a clock that has stepped back: nothing is credited for the step, and refilling goes on from `now`.
-    pub fn settle(&self, bucket: &mut Bucket, now: Micros) {
+    pub fn align(&self, bucket: &mut Bucket, now: Micros) {
         bucket.stamp = bucket.stamp.min(now);
     }
 
-    /// How a request of `cost` stands, charging nothing. Call [`settle`](Self::settle) first.
+    /// How a request of `cost` stands, charging nothing. Call [`align`](Self::align) first.
     #[must_use]
     pub fn judge(&self, bucket: Option<&Bucket>, now: Micros, cost: NonZeroU64) -> Standing {
         let level = self.level(bucket, now);
@@ -196,7 +196,7 @@ mod tests {
         for &(at, cost, wait, remaining) in rows {
             let now = at * 1_000;
             if let Some(state) = &mut state {
-                bucket.settle(state, now);
+                bucket.align(state, now);
             }
             let mut standing = bucket.judge(state.as_ref(), now, n(cost));
             assert_eq!(standing.wait, wait.map(|ms| ms * 1_000), "wait at {at} ms");

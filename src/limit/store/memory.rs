@@ -34,7 +34,7 @@ pub struct MemoryStore {
     clock: Arc<dyn Clock>,
     hasher: RandomState,
     shards: Box<[Mutex<Shard>]>,
-    /// What callers of a plan share that came when the table was full. As many entries as there are plans.
+    /// What callers of a plan share that came when the table was full. As many entries as there are plans and pools.
     overflow: Mutex<HashMap<Box<str>, Caller>>,
     max_callers: usize,
     callers: AtomicUsize,

@@ -32,11 +32,11 @@ pub struct Charge<'a> {
     pub caller: &'a str,
     /// The name of the caller's API key, for limits that count each key on its own; empty when it has none.
     pub api_key: &'a str,
-    /// The caller's plan. No part of any key: usage outlives a change of plan.
+    /// The caller's plan, or the pool in its place. No part of any key: usage outlives a change of plan.
     pub plan: &'a str,
     /// Where the caller stands in the order of percentages; see [`draw`].
     pub draw: u8,
-    /// When the months of the caller's quotas begin.
+    /// When the months of the caller's quotas begin. Those of a pool begin on the first.
     pub anchor: Anchor,
     /// What stands in the caller's place in the keys of a pool's limits; empty when there are none.
     pub pool: &'a str,

@@ -174,6 +174,15 @@ impl Gateway {
             .sum()
     }
 
+    /// How many decisions were made without the store.
+    #[track_caller]
+    pub(crate) fn decided_without_store(&self) -> f64 {
+        ["local", "none"]
+            .iter()
+            .map(|source| self.metric("tollgate_decisions_total", &[("source", source)]))
+            .sum()
+    }
+
     /// The access log, once it has at least `count` lines. Every line must be one JSON object.
     #[track_caller]
     pub(crate) fn access_log(&self, count: usize) -> Vec<Value> {

@@ -176,14 +176,10 @@ impl Redis {
     /// How often a command was called, and how many microseconds the server spent on it in all.
     #[track_caller]
     pub(crate) fn spent_on(&self, command: &str) -> (f64, f64) {
-        let Reply::Bytes(Some(text)) = self.cmd(&["INFO", "commandstats"]) else {
-            panic!("INFO answers text");
-        };
-        let text = String::from_utf8(text).expect("INFO is text");
-        let line = text.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:")));
+        let stats = self.info("commandstats", &format!("cmdstat_{command}"));
         let number = |name: &str| {
-            let value = line?.split(',').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))?;
-            value.parse().ok()
+            let mut pairs = stats.as_deref()?.split(',');
+            pairs.find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))?.parse().ok()
         };
         (number("calls").unwrap_or(0.0), number("usec").unwrap_or(0.0))
     }

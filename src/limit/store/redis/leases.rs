@@ -3,7 +3,7 @@
 //! `Drop` cannot wait, so a slot that ends leaves a [message](super::messages). Should that be lost, or the gateway die, the
 //! lease ends by itself after [`LEASE`].
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -20,15 +20,22 @@ pub(super) const LEASE: Duration = Duration::from_secs(10);
 /// How often leases are renewed: twice may fail.
 const RENEW_EVERY: Duration = Duration::from_secs(3);
 
+/// How often it is looked whether leases are due.
+pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
+
 /// All slots that requests of one worker hold.
 #[derive(Debug)]
 pub(super) struct Leases {
     messages: Rc<Messages>,
-    held: RefCell<HashMap<Box<str>, Held>>,
+    /// By number, and not by the id of the lease: a request that also takes a slot of a pool holds two under one id, whose
+    /// keys no single command may name.
+    held: RefCell<HashMap<u64, Held>>,
+    count: Cell<u64>,
 }
 
 #[derive(Debug)]
 struct Held {
+    id: Box<str>,
     keys: Vec<String>,
     renewed: Instant,
 }
@@ -37,30 +44,33 @@ struct Held {
 #[derive(Debug)]
 pub struct RedisSlot {
     leases: Rc<Leases>,
-    id: Box<str>,
+    number: u64,
 }
 
 impl Drop for RedisSlot {
     fn drop(&mut self) {
-        self.leases.end(&self.id);
+        self.leases.end(self.number);
     }
 }
 
 impl Leases {
     pub(super) fn new(messages: Rc<Messages>) -> Rc<Self> {
-        Rc::new(Self { messages, held: RefCell::default() })
+        Rc::new(Self { messages, held: RefCell::default(), count: Cell::new(0) })
     }
 
     /// A lease that Redis has just given, in the sets under `keys`.
     pub(super) fn hold(self: &Rc<Self>, id: &str, keys: Vec<String>) -> RedisSlot {
-        self.held.borrow_mut().insert(id.into(), Held { keys, renewed: clock::instant() });
-        RedisSlot { leases: Rc::clone(self), id: id.into() }
+        let number = self.count.get();
+        self.count.set(number.wrapping_add(1));
+        let held = Held { id: id.into(), keys, renewed: clock::instant() };
+        self.held.borrow_mut().insert(number, held);
+        RedisSlot { leases: Rc::clone(self), number }
     }
 
-    fn end(&self, id: &str) {
-        let Some(held) = self.held.borrow_mut().remove(id) else { return };
+    fn end(&self, number: u64) {
+        let Some(held) = self.held.borrow_mut().remove(&number) else { return };
         for key in &held.keys {
-            self.messages.leave(Message::Plain(remove(key, id)));
+            self.messages.leave(Message::Plain(remove(key, &held.id)));
         }
     }
 
@@ -69,10 +79,10 @@ impl Leases {
         let now = clock::instant();
         let due: Vec<Message> = {
             let mut held = self.held.borrow_mut();
-            let old = held.iter_mut().filter(|(_, held)| now.duration_since(held.renewed) >= RENEW_EVERY);
-            old.map(|(id, held)| {
+            let old = held.values_mut().filter(|held| now.duration_since(held.renewed) >= RENEW_EVERY);
+            old.map(|held| {
                 held.renewed = now;
-                renewal(scripts, id, &held.keys)
+                renewal(scripts, &held.id, &held.keys)
             })
             .collect()
         };
@@ -92,6 +102,3 @@ fn remove(key: &str, id: &str) -> Cmd {
     command.arg(key).arg(id);
     command
 }
-
-/// How often it is looked whether leases are due.
-pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);

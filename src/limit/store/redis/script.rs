@@ -14,7 +14,7 @@ const CLOCK: &str = include_str!("../../../../lua/clock.lua");
 /// What all values share.
 const STATE: &str = include_str!("../../../../lua/state.lua");
 
-/// The algorithms, each in a file that uses nothing of the others.
+/// The algorithms, each in a file that needs none of the others; beside `rare`, the exact window reads buckets, too.
 const ALGORITHMS: [&str; 5] = [
     include_str!("../../../../lua/sliding_window_exact.lua"),
     include_str!("../../../../lua/sliding_window_bucketed.lua"),
