@@ -14,6 +14,7 @@ if not_after > 0 and now > not_after then
   return { now }
 end
 
+-- Told apart by the letters of their forms, here and in settle.lua: a table of functions would cost time at every call.
 local roles, states = {}, {}
 local fits, candidates_fit = true, true
 local at = 3

@@ -21,7 +21,7 @@ use crate::inbound::CanonicalPath;
 use crate::limit::store::StoreError;
 use crate::limit::{Asked, Decision, Receipts, Ruling, Source};
 use crate::listen::turns::Turn;
-use crate::observe::{Exchange, Observer, Outcome, Settlement, StoreResult};
+use crate::observe::{Exchange, Observer, Outcome, SettlementKind, StoreResult};
 use crate::plan::{Offer, Route, Settled};
 
 /// The status of a request whose client left before there was an answer; nobody sees it but metrics and logs.
@@ -198,15 +198,15 @@ impl Record {
     }
 
     /// What became of the charge behind the answer, if anything did.
-    fn settlement(&self) -> Option<Settlement> {
+    fn settlement(&self) -> Option<SettlementKind> {
         let reserved = self.counted()?.get();
         match self.settled {
             Settled::AsReserved => None,
-            Settled::Unclear => Some(Settlement::Unclear),
+            Settled::Unclear => Some(SettlementKind::Unclear),
             Settled::At(spent) => match spent.cmp(&reserved) {
-                Ordering::Less => Some(Settlement::Refund(spent)),
+                Ordering::Less => Some(SettlementKind::Refund(spent)),
                 Ordering::Equal => None,
-                Ordering::Greater => Some(Settlement::Surcharge(spent)),
+                Ordering::Greater => Some(SettlementKind::Surcharge(spent)),
             },
         }
     }

@@ -136,8 +136,7 @@ async fn metrics(admin: web::Data<Admin>, request: HttpRequest) -> HttpResponse 
         return HttpResponse::Unauthorized().insert_header((header::WWW_AUTHENTICATE, "Bearer")).finish();
     }
     admin.metrics.memory_callers.set(saturating(admin.memory.callers() as u64));
-    admin.metrics.memory_overflowed.set(saturating(admin.memory.overflowed()));
-    admin.metrics.messages_lost.set(saturating(admin.tally.lost()));
+    admin.metrics.catch_up(admin.memory.overflowed(), admin.tally.lost());
     match admin.metrics.render() {
         Ok(text) => HttpResponse::Ok().content_type(prometheus::TEXT_FORMAT).body(text),
         Err(error) => {

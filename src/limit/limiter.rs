@@ -148,17 +148,23 @@ impl Limiter {
     /// somewhere else. When they refuse, the caller gets back what was charged.
     pub async fn admit(&self, charge: Charge<'_>, on_failure: OnFailure) -> (Ruling, Option<Pass>) {
         let lease = self.lease_for(charge);
-        let charge = Charge { lease: &lease, ..charge };
+        // One for both steps: a request spends its budget once.
+        let deadline = self.redis.as_ref().map(Guarded::deadline);
+        let charge = Charge { lease: &lease, deadline, ..charge };
         let (own, pool) = parts(charge);
         let (mut ruling, pass) = self.admit_part(own, on_failure).await;
         let Some(pool) = pool.filter(|_| pass.is_some()) else {
             return (ruling, pass);
         };
+        // Whatever ends this before the pool has agreed, be it that the client leaves, gives the charge back.
+        let mut unfinished = Unfinished { limiter: self, charge: own, receipt: ruling.receipts.own.take() };
         let (of_pool, pass) = self.admit_part(pool, on_failure).await;
-        if pass.is_none() {
-            self.settle_part(own, ruling.receipts.own.take(), 0);
+        if pass.is_some() {
+            ruling.receipts.own = unfinished.receipt.take();
+        } else {
             ruling.slots.clear();
         }
+        drop(unfinished);
         (ruling.with_pool(of_pool, own), pass)
     }
 
@@ -229,6 +235,19 @@ impl Limiter {
     /// A new id if one of the limits lends slots.
     fn lease_for(&self, charge: Charge<'_>) -> String {
         if charge.rules.iter().any(Rule::lends_slots) { self.leases.next() } else { String::new() }
+    }
+}
+
+/// A charge that is given back unless somebody takes its receipt.
+struct Unfinished<'a> {
+    limiter: &'a Limiter,
+    charge: Charge<'a>,
+    receipt: Option<Receipt>,
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        self.limiter.settle_part(self.charge, self.receipt.take(), 0);
     }
 }
 

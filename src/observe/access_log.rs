@@ -11,7 +11,7 @@ use std::time::{Duration, SystemTime};
 use serde::Serialize;
 use tracing_appender::non_blocking::{NonBlocking, NonBlockingBuilder, WorkerGuard};
 
-use super::{Exchange, Settlement};
+use super::{Exchange, SettlementKind};
 
 /// A worker hands its lines over once it holds so many bytes,
 const BATCH_BYTES: usize = 16 * 1024;
@@ -156,7 +156,7 @@ impl<'a> Line<'a> {
             decision: exchange.outcome.as_str(),
             limit: exchange.limit,
             cost: exchange.cost,
-            spent: exchange.settlement.and_then(Settlement::spent),
+            spent: exchange.settlement.and_then(SettlementKind::spent),
             decided_at: exchange.decided_at,
             source: exchange.source,
             status: exchange.status,

@@ -9,7 +9,7 @@ use prometheus::{
     Registry, TextEncoder,
 };
 
-use super::{Exchange, Settlement};
+use super::{Exchange, SettlementKind};
 
 /// Seconds, from far below a millisecond (the gateway's own time) to the longest answers worth telling apart.
 const LATENCY: &[f64] = &[
@@ -61,6 +61,9 @@ macro_rules! declare {
     (IntGaugeVec, $name:literal, $help:expr, $labels:expr) => {
         IntGaugeVec::new(Opts::new($name, $help), $labels)
     };
+    (IntCounter, $name:literal, $help:expr, $labels:expr) => {
+        IntCounter::new($name, $help)
+    };
     (IntGauge, $name:literal, $help:expr, $labels:expr) => {
         IntGauge::new($name, $help)
     };
@@ -88,13 +91,13 @@ metrics! {
     /// Charges that were put right behind the answer, by kind: less than reserved, more, or a cost that is no number.
     settlements: IntCounterVec "tollgate_settlements_total" ["plan", "route", "kind"];
     /// Messages to Redis that were lost, since the start: charges not settled, slots that wait for their lease to end.
-    messages_lost: IntGauge "tollgate_store_messages_lost" [];
+    messages_lost: IntCounter "tollgate_store_messages_lost_total" [];
     /// Requests that are being worked on.
     in_flight: IntGauge "tollgate_requests_in_flight" [];
     /// Callers that the memory store holds.
     memory_callers: IntGauge "tollgate_memory_callers" [];
     /// Decisions made on the shared overflow entry of a full memory store, since the start.
-    memory_overflowed: IntGauge "tollgate_memory_overflowed" [];
+    memory_overflowed: IntCounter "tollgate_memory_overflowed_total" [];
     /// When the configuration in force was read, in seconds since 1970.
     config_timestamp: Gauge "tollgate_config_last_good_timestamp_seconds" [];
     /// Always 1; the label says which build runs.
@@ -102,6 +105,15 @@ metrics! {
 }
 
 impl Metrics {
+    /// Brings what others count on their own up to date: decisions on the shared entry of the memory store, and lost messages
+    /// to Redis, since the start.
+    pub fn catch_up(&self, memory_overflowed: u64, messages_lost: u64) {
+        let counters = [(&self.memory_overflowed, memory_overflowed), (&self.messages_lost, messages_lost)];
+        for (counter, total) in counters {
+            counter.inc_by(total.saturating_sub(counter.get()));
+        }
+    }
+
     /// The text that Prometheus scrapes.
     ///
     /// # Errors
@@ -165,7 +177,7 @@ impl Counter {
             upstream,
             store[0],
             store[1],
-            exchange.settlement.map_or("", Settlement::as_str),
+            exchange.settlement.map_or("", SettlementKind::as_str),
         ];
         self.key.clear();
         self.key.extend_from_slice(&exchange.status.to_be_bytes());

@@ -34,7 +34,7 @@ pub struct Exchange<'a> {
     /// Units that the request took from each limit; `None` when nobody counted.
     pub cost: Option<u64>,
     /// How the charge was put right behind the answer.
-    pub settlement: Option<Settlement>,
+    pub settlement: Option<SettlementKind>,
     /// When it was decided, by the store's clock, in microseconds since 1970.
     pub decided_at: Option<u64>,
     /// Who decided.
@@ -105,7 +105,7 @@ impl Outcome {
 
 /// How a charge was put right behind the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Settlement {
+pub enum SettlementKind {
     /// The request did cost so many units, less than it took.
     Refund(u64),
     /// It did cost so many, more than it took.
@@ -114,7 +114,7 @@ pub enum Settlement {
     Unclear,
 }
 
-impl Settlement {
+impl SettlementKind {
     /// The `kind` label.
     #[must_use]
     pub fn as_str(self) -> &'static str {

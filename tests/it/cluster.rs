@@ -11,6 +11,10 @@ use crate::support::{Backend, Cluster, Config, Gateway, Request, eventually};
 /// waits for the silent node, and elects another.
 const BACK_WITHIN: Duration = Duration::from_secs(5);
 
+/// What the loss of a node may cost its callers: its replicas take a second or two to agree that it is gone, more on a machine
+/// that is busy.
+const LOST_WITHIN: Duration = Duration::from_secs(10);
+
 #[test]
 fn a_cluster_gives_each_caller_exactly_its_limit() {
     // RSC-3: the keys of one caller had different hash tags, the script failed with CROSSSLOT, and all calls passed.
@@ -265,12 +269,12 @@ fn outlives_the_third_primary(cluster: &Cluster, gateway: &Gateway, callers: [us
     let begun = Instant::now();
     let (lost, others) = (callers[2], &callers[..2]);
     let mut noticed = Vec::new();
-    eventually("another primary to be there and the store to decide", BACK_WITHIN, || {
+    eventually("another primary to be there and the store to decide", LOST_WITHIN, || {
         noticed.extend(others.iter().map(|&other| !is_decided_by_the_store(gateway, other)));
         let replaced = cluster.replicas()[2].accepts(&["PTTL", &key_of(lost)]);
         (is_decided_by_the_store(gateway, lost) && replaced).then_some(())
     });
-    assert!(begun.elapsed() < BACK_WITHIN, "{:?}", begun.elapsed());
+    assert!(begun.elapsed() < LOST_WITHIN, "{:?}", begun.elapsed());
     let count = noticed.iter().filter(|&&noticed| noticed).count();
     assert!(count * 10 <= noticed.len(), "{count} of {} calls of others were not counted", noticed.len());
 }

@@ -124,9 +124,10 @@ fn exists(name: &str) -> bool {
 fn gateway(backend: &Backend, redis: &Redis) -> Gateway {
     let config = Config::bare(backend.address())
         .route("api", "/api/*", "")
-        .route("search", "/search", "methods = [\"GET\"]\ncost = 2")
-        .route("broken", "/broken", "")
+        .route("search", "/search", "methods = [\"GET\"]")
+        .route("broken", "/broken", "charge_when = \"not_5xx\"")
         .with_shared_callers()
+        .plan_on_route("pro", "search", r#"{ name = "tried", limit = 1, per = "10m", enforce = "shadow" }"#)
         .table(&redis.tables("deny", "2s"));
     Gateway::start_with(&config.text(), &[("TOLLGATE__ADMIN__TOKEN", TOKEN)])
 }
@@ -136,6 +137,7 @@ fn make_traffic(gateway: &Gateway) {
     let mut connection = gateway.connect();
     for (target, key, status) in [
         ("/api/a", "k-pro-1", 200),
+        ("/search", "k-pro-1", 200),
         ("/search", "k-pro-1", 200),
         ("/broken", "k-pro-1", 500),
         ("/nowhere", "k-pro-1", 404),

@@ -55,8 +55,10 @@ pub(super) fn check_names(raw: &Raw, context: &Context<'_>) {
         let of_accounts: Vec<&str> = plan.limits.iter().filter_map(name_of).collect();
         check_apart(&plan.per_key, &of_accounts, "the plan", context);
         let on_all_routes: Vec<&str> = plan.limits.iter().chain(&plan.per_key).filter_map(name_of).collect();
+        let candidates: Vec<&str> = plan.candidate.iter().filter_map(name_of).collect();
         for route in &plan.routes {
             check_apart(&route.limits, &on_all_routes, "the plan", context);
+            check_apart(&route.candidate, &candidates, "the plan", context);
         }
         for route in raw.routes.iter().filter(|route| includes(route, &plan.name)) {
             let on_this_route = plan.routes.iter().filter(|table| table.route.value == route.name);

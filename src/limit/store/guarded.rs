@@ -5,11 +5,12 @@
 
 use std::cell::Cell;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{
     Charge, Decision, OpenError, RedisSettings, RedisSlot, RedisStore, Settlement, Store, StoreError,
 };
+use crate::clock;
 use crate::limit::Tally;
 
 /// Requests of one worker that may wait for Redis at the same time. One more does not queue: it is a failure at once.
@@ -54,6 +55,12 @@ impl Guarded {
         self.store.settle(settlement);
     }
 
+    /// When a request that comes now is no longer waited for.
+    #[must_use]
+    pub fn deadline(&self) -> Instant {
+        clock::instant() + self.budget
+    }
+
     fn enter(&self) -> Option<InFlight<'_>> {
         let now = self.in_flight.get();
         (now < IN_FLIGHT_MAX).then(|| {
@@ -75,7 +82,9 @@ impl Guarded {
 impl Store for Guarded {
     async fn decide(&self, charge: Charge<'_>) -> Result<Decision, StoreError> {
         let _in_flight = self.enter().ok_or(StoreError::Saturated)?;
-        let answer = tokio::time::timeout(self.budget, self.store.decide(charge)).await;
+        let deadline = charge.deadline.unwrap_or_else(|| self.deadline());
+        let charge = Charge { deadline: Some(deadline), ..charge };
+        let answer = tokio::time::timeout_at(deadline.into(), self.store.decide(charge)).await;
         let answer = answer.unwrap_or(Err(StoreError::Timeout));
         match &answer {
             Err(StoreError::Timeout) => self.count_timeout(),

@@ -6,6 +6,7 @@ mod redis;
 
 use std::future::Future;
 use std::num::NonZeroU64;
+use std::time::Instant;
 
 pub use guarded::Guarded;
 pub use memory::{MemorySlots, MemoryStore, Place};
@@ -44,6 +45,9 @@ pub struct Charge<'a> {
     pub rules: &'a [Rule],
     /// Units the request takes from each.
     pub cost: NonZeroU64,
+    /// When nobody waits for the decision any more; `None` before the limiter has said so. The memory store, which decides at
+    /// once, does not look.
+    pub deadline: Option<Instant>,
     /// What a slot of a concurrency limit is lent under, if one of the rules lends any: unlike that of every other request.
     pub lease: &'a str,
 }
@@ -54,7 +58,8 @@ impl<'a> Charge<'a> {
     #[must_use]
     pub fn new(caller: &'a str, plan: &'a str, rules: &'a [Rule], cost: NonZeroU64) -> Self {
         let draw = if rules.iter().any(Rule::draws) { draw(caller) } else { 0 };
-        Self { caller, api_key: "", plan, draw, anchor: Anchor::FIRST, pool: "", rules, cost, lease: "" }
+        let (api_key, pool, lease) = ("", "", "");
+        Self { caller, api_key, plan, draw, anchor: Anchor::FIRST, pool, rules, cost, deadline: None, lease }
     }
 }
 

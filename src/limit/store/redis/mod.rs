@@ -51,7 +51,6 @@ pub struct RedisStore {
     leases: Rc<Leases>,
     scripts: Rc<Scripts>,
     clock: ServerClock,
-    budget: Duration,
     prefix: Box<str>,
     /// What sends messages and renews leases; `None` before there is something to do.
     housekeeping: RefCell<Option<JoinHandle<()>>>,
@@ -72,7 +71,6 @@ impl RedisStore {
             messages,
             scripts: Rc::new(Scripts::new()),
             clock: ServerClock::new(),
-            budget: settings.budget,
             prefix: settings.prefix.as_str().into(),
             housekeeping: RefCell::new(None),
         })
@@ -201,7 +199,7 @@ impl Store for RedisStore {
     async fn decide(&self, charge: Charge<'_>) -> Result<Decision, StoreError> {
         let mut link = self.connection.link().await?;
         let mut script = self.scripts.deciding(charge.rules);
-        let mut end = self.clock.end_of(clock::instant(), self.budget);
+        let mut end = charge.deadline.map_or(0, |deadline| self.clock.latest_at(deadline));
         for _ in 0..ATTEMPTS {
             let issued = clock::instant();
             let call = self.deciding_call(script, charge, end, clock::wall_micros());

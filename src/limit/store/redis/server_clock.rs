@@ -35,11 +35,10 @@ impl ServerClock {
         Self { beginning, period: Cell::new(Period { began: beginning, lead: None, before: None }) }
     }
 
-    /// When, in Redis's time, a call that was issued now and may take `budget` is worth nothing any more; 0 while nothing
-    /// is known of that time.
-    pub(super) fn end_of(&self, issued: Instant, budget: Duration) -> Micros {
+    /// The latest that it may be in Redis's time at this moment; 0 while nothing is known of that time.
+    pub(super) fn latest_at(&self, moment: Instant) -> Micros {
         let Period { lead, before, .. } = self.period.get();
-        let latest = lead.max(before).map(|lead| self.ours(issued + budget) + lead);
+        let latest = lead.max(before).map(|lead| self.ours(moment) + lead);
         latest.map_or(0, |latest| u64::try_from(latest).unwrap_or(0))
     }
 
@@ -73,13 +72,13 @@ mod tests {
     fn a_call_is_never_over_before_its_budget_and_at_most_one_reply_later() {
         let clock = ServerClock::new();
         let issued = clock.beginning;
-        assert_eq!(clock.end_of(issued, BUDGET), 0, "nothing is known yet");
+        assert_eq!(clock.latest_at(issued + BUDGET), 0, "nothing is known yet");
         // Redis is 1,000 s ahead; its reply was written 300 us after we asked.
         clock.learn(issued, 1_000_000_300);
-        assert_eq!(clock.end_of(issued, BUDGET), 1_000_020_300);
+        assert_eq!(clock.latest_at(issued + BUDGET), 1_000_020_300);
         // A quicker reply changes nothing: another node of the cluster may be the one that is ahead.
         clock.learn(issued, 1_000_000_100);
-        assert_eq!(clock.end_of(issued + BUDGET, BUDGET), 1_000_040_300);
+        assert_eq!(clock.latest_at(issued + BUDGET + BUDGET), 1_000_040_300);
     }
 
     #[test]
@@ -88,10 +87,10 @@ mod tests {
         let at = |seconds| clock.beginning + Duration::from_secs(seconds);
         clock.learn(at(0), 5_000_000);
         clock.learn(at(31), 32_000_000);
-        assert_eq!(clock.end_of(at(31), BUDGET), 36_020_000);
+        assert_eq!(clock.latest_at(at(31) + BUDGET), 36_020_000);
         clock.learn(at(62), 63_000_000);
-        assert_eq!(clock.end_of(at(62), BUDGET), 63_020_000);
+        assert_eq!(clock.latest_at(at(62) + BUDGET), 63_020_000);
         clock.forget();
-        assert_eq!(clock.end_of(at(62), BUDGET), 0);
+        assert_eq!(clock.latest_at(at(62) + BUDGET), 0);
     }
 }
