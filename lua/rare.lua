@@ -32,6 +32,9 @@ local function stand_still(form, log)
   if form == 119 and math.ceil((now - log.base) / log.tick) >= log.newest or now - log.base >= newest then
     return
   end
+  if form == 119 and (log.count > 0 and ring_time(log, log.count - 1) or 0) ~= log.newest then
+    error('TOLLGATE damaged state')
+  end
   log.base = now - newest
   redis.call('SETRANGE', log.key, '0', form == 119 and ring_header(log) or buckets_header(log))
   expire(log.key, now + log.per * 2)
@@ -85,8 +88,7 @@ end
 function rare.ring(log, form)
   if form == 98 then
     local found = { key = log.key, per = log.per, bytes = redis.call('GETRANGE', log.key, '0', '407') }
-    local _
-    _, _, found.width, found.base, found.newest, found.total, found.oldest = struct.unpack('>BBddddd', found.bytes)
+    buckets_read(found)
     stand_still(form, found)
     buckets_use(found)
     local width = math.ceil(log.per / 60)
@@ -127,9 +129,7 @@ function rare.buckets(log, form)
   local found, width = log, math.ceil(log.per / 60)
   if form == 119 then
     found = { key = log.key, per = log.per, bytes = log.bytes }
-    local _
-    _, _, found.head, found.count, found.places, found.newest, found.tick, found.base =
-      struct.unpack('>BBI4I4I4I4I4d', found.bytes)
+    ring_read(found)
   end
   stand_still(form, found)
   if form == 98 then

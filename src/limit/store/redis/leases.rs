@@ -3,7 +3,7 @@
 //! `Drop` cannot wait, so a slot that ends leaves a [message](super::messages). Should that be lost, or the gateway die, the
 //! lease ends by itself after [`LEASE`].
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -24,11 +24,14 @@ const RENEW_EVERY: Duration = Duration::from_secs(3);
 #[derive(Debug)]
 pub(super) struct Leases {
     messages: Rc<Messages>,
-    held: RefCell<HashMap<Box<str>, Held>>,
+    /// By a number of their own: a request has one id, and may hold slots of its caller and of a pool under it.
+    held: RefCell<HashMap<u64, Held>>,
+    count: Cell<u64>,
 }
 
 #[derive(Debug)]
 struct Held {
+    id: Box<str>,
     keys: Vec<String>,
     renewed: Instant,
 }
@@ -37,29 +40,62 @@ struct Held {
 #[derive(Debug)]
 pub struct RedisSlot {
     leases: Rc<Leases>,
-    id: Box<str>,
+    number: u64,
 }
 
 impl Drop for RedisSlot {
     fn drop(&mut self) {
-        self.leases.end(&self.id);
+        self.leases.end(self.number);
+    }
+}
+
+/// Slots that Redis has been asked for. Dropped before there is an answer, because the client has left or the budget has
+/// run out, it gives back what may have been lent to nobody.
+#[derive(Debug)]
+pub(super) struct Asking {
+    leases: Rc<Leases>,
+    id: Box<str>,
+    keys: Vec<String>,
+}
+
+impl Asking {
+    /// Redis has answered: from now on what was lent is [held](Leases::hold), and nothing else was.
+    pub(super) fn answered(mut self) {
+        self.keys.clear();
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.leases.give_back(&self.keys, &self.id);
     }
 }
 
 impl Leases {
     pub(super) fn new(messages: Rc<Messages>) -> Rc<Self> {
-        Rc::new(Self { messages, held: RefCell::default() })
+        Rc::new(Self { messages, held: RefCell::default(), count: Cell::new(0) })
+    }
+
+    /// A lease that Redis is about to be asked for, in the sets under `keys`.
+    pub(super) fn ask(self: &Rc<Self>, id: &str, keys: Vec<String>) -> Asking {
+        Asking { leases: Rc::clone(self), id: id.into(), keys }
     }
 
     /// A lease that Redis has just given, in the sets under `keys`.
     pub(super) fn hold(self: &Rc<Self>, id: &str, keys: Vec<String>) -> RedisSlot {
-        self.held.borrow_mut().insert(id.into(), Held { keys, renewed: clock::instant() });
-        RedisSlot { leases: Rc::clone(self), id: id.into() }
+        let number = self.count.get().wrapping_add(1);
+        self.count.set(number);
+        self.held.borrow_mut().insert(number, Held { id: id.into(), keys, renewed: clock::instant() });
+        RedisSlot { leases: Rc::clone(self), number }
     }
 
-    fn end(&self, id: &str) {
-        let Some(held) = self.held.borrow_mut().remove(id) else { return };
-        for key in &held.keys {
+    fn end(&self, number: u64) {
+        let Some(held) = self.held.borrow_mut().remove(&number) else { return };
+        self.give_back(&held.keys, &held.id);
+    }
+
+    fn give_back(&self, keys: &[String], id: &str) {
+        for key in keys {
             self.messages.leave(Message::Plain(remove(key, id)));
         }
     }
@@ -69,10 +105,10 @@ impl Leases {
         let now = clock::instant();
         let due: Vec<Message> = {
             let mut held = self.held.borrow_mut();
-            let old = held.iter_mut().filter(|(_, held)| now.duration_since(held.renewed) >= RENEW_EVERY);
-            old.map(|(id, held)| {
+            let old = held.values_mut().filter(|held| now.duration_since(held.renewed) >= RENEW_EVERY);
+            old.map(|held| {
                 held.renewed = now;
-                renewal(scripts, id, &held.keys)
+                renewal(scripts, &held.id, &held.keys)
             })
             .collect()
         };

@@ -315,3 +315,110 @@ fn nonsense_is_a_store_failure_and_never_a_decision() {
         assert!(matches!(reply(&nonsense, charge), Err(StoreError::Nonsense(_))), "{nonsense:?}");
     }
 }
+
+/// A value with the bytes from `at` on replaced.
+fn with_bytes(value: &[u8], at: usize, bytes: &[u8]) -> Vec<u8> {
+    let mut value = value.to_vec();
+    value[at..at + bytes.len()].copy_from_slice(bytes);
+    value
+}
+
+/// A limit, the key of its state, and where in that there are numbers.
+struct Layout {
+    rules: Vec<Rule>,
+    key: &'static str,
+    doubles: &'static [usize],
+    words: &'static [usize],
+}
+
+impl Layout {
+    fn all() -> [Self; 4] {
+        let exact = vec![window("a", 3, 10 * SECOND)];
+        let bucketed = vec![window("a", 20_000, 10 * SECOND)];
+        let (bucket, quota) = (vec![bucket("b", 3, 10 * SECOND, 3)], vec![quota("q", 3, Unit::Day, "UTC")]);
+        let of = |rules, key, doubles, words| Self { rules, key, doubles, words };
+        [
+            of(exact, "test:{acct.a}:plan:a", &[22], &[2, 6, 10, 14, 18]),
+            of(bucketed, "test:{acct.a}:plan:a", &[2, 10, 18, 26, 34], &[]),
+            of(bucket, "test:{acct.a}:plan:b:bucket", &[2, 10, 18], &[]),
+            of(quota, "test:{acct.a}:plan:q:quota", &[2, 10], &[]),
+        ]
+    }
+
+    /// What may have been done to a value: with whether that can be seen, or could be a value of another moment.
+    fn damaged(&self, value: &[u8]) -> Vec<(String, Vec<u8>, bool)> {
+        let mut all = vec![
+            ("rubbish".to_owned(), b"rubbish".to_vec(), true),
+            ("a version and nothing else".to_owned(), vec![1], true),
+            ("another form".to_owned(), with_bytes(value, 1, b"x"), true),
+            ("another version".to_owned(), with_bytes(value, 0, &[2]), true),
+        ];
+        let lengths = (2..value.len()).step_by(3).chain([value.len() - 1]);
+        all.extend(lengths.map(|length| (format!("cut to {length}"), value[..length].to_vec(), true)));
+        let power = |exponent: i32| 2f64.powi(exponent);
+        let impossible =
+            [f64::NAN, f64::INFINITY, -f64::INFINITY, 1e300, -1e300, -power(54), -power(55) * 166_667.0]
+                .into_iter()
+                .chain((54..60).map(power));
+        let possible = [0.0, -1.0, 0.5, 1.7e15, 1.8e15, 4.4e15];
+        for &at in self.doubles {
+            let numbers =
+                impossible.clone().map(|number| (number, true)).chain(possible.map(|number| (number, false)));
+            all.extend(numbers.map(|(number, seen)| {
+                (format!("{number:e} at {at}"), with_bytes(value, at, &number.to_be_bytes()), seen)
+            }));
+        }
+        for &at in self.words {
+            for number in [0u32, 1, 3, 7, 8, 16_384, 20_000, 100_000_000, 1 << 31, u32::MAX] {
+                // The newest admission may have been at any time; one of the others is at most as large as the ring.
+                let seen = number > 2_000_000 || number > 16_384 && at < 14;
+                all.push((format!("{number} at {at}"), with_bytes(value, at, &number.to_be_bytes()), seen));
+            }
+        }
+        all
+    }
+}
+
+/// What hands, disks and other programs do to a value is an error, or it is a value that could have been. A loop over a
+/// number that adding one does not change never ended, and Redis with it; a NaN fitted every limit.
+#[test]
+fn damaged_values_are_unreadable_and_hang_nothing() {
+    let server = Server::start();
+    let mut lua = Lua::new(&server);
+    lua.connection.set_read_timeout(Some(Duration::from_secs(3))).unwrap();
+    let scripts = Rc::clone(&lua.store.scripts);
+    let begin: Micros = 1_764_000_000_000_000;
+    let now = begin + SECOND;
+    for layout in Layout::all() {
+        let Layout { rules, key, .. } = &layout;
+        ::redis::cmd("FLUSHALL").exec(&mut lua.connection).unwrap();
+        let charge = Charge::new("acct.a", "plan", rules, rules[0].algorithm.capacity());
+        assert!(lua.decide(charge, begin).allowed);
+        let value: Vec<u8> = ::redis::cmd("GET").arg(key).query(&mut lua.connection).unwrap();
+        let charge = Charge::new("acct.a", "plan", rules, n(1));
+        let settling = |spent| {
+            let settlement = Settlement { charge, charged: &[true], at: begin, spent };
+            (scripts.settling(), lua.store.settling_call(scripts.settling(), settlement, &[&rules[0]], now))
+        };
+        let deciding = [scripts.whole(), scripts.deciding(rules)]
+            .map(|script| (script, lua.store.deciding_call(script, charge, now, now)));
+        let calls: Vec<(&Rc<Script>, Cmd)> =
+            deciding.into_iter().chain([0, 2, AMOUNT_MAX].map(settling)).collect();
+        for (what, bytes, seen) in layout.damaged(&value) {
+            for (place, (script, call)) in calls.iter().enumerate() {
+                ::redis::cmd("SET").arg(key).arg(&bytes).exec(&mut lua.connection).unwrap();
+                let answer = lua.run(script, call, now);
+                let about = format!("{}: {what}, call {place}", rules[0].promise());
+                let left: Vec<u8> = ::redis::cmd("GET").arg(key).query(&mut lua.connection).unwrap();
+                match answer.map_err(|error| (store_error(&error), error)) {
+                    Err((StoreError::Unreadable(_), _)) => assert_eq!(left, bytes, "{about}"),
+                    Err((_, error)) => panic!("{about}: {error}"),
+                    // The script without `rare` asks for the one with it, and has decided nothing.
+                    Ok(Value::Array(items)) if items.len() == 2 => {}
+                    Ok(value) => assert!(!seen, "{about}: {value:?}"),
+                }
+                assert!(left.len() < 100_000, "{about}: {} bytes", left.len());
+            }
+        }
+    }
+}
