@@ -27,6 +27,12 @@ local function quota_look(key, at, cost)
     if not (math.abs(written) <= 4503599627370496 and units >= 0 and units <= 9007199254740991) then
       error('TOLLGATE damaged state')
     end
+    if written > finish then
+      if not rare then
+        return nil
+      end
+      written = rare.quota(used, units)
+    end
     -- A later period, where the clock has stepped back, counts on: nobody gets a period twice.
     if written >= start then
       used.start, used.units = written, units

@@ -37,17 +37,17 @@ local function ring_until(log, horizon)
   return low
 end
 
--- Reads the header from `log.bytes`, the first 286 bytes. The largest ring has 2^14 places; those that were never used, at
--- its end, may be missing.
+-- Reads the header from `log.bytes`, the first 286 bytes. The largest ring has 2^14 places; those that were never used,
+-- at its end, may be missing.
 local function ring_read(log)
   if #log.bytes < 30 then
     error('TOLLGATE damaged state')
   end
   local _
   _, _, log.head, log.count, log.places, log.newest, log.tick, log.base = struct.unpack('>BBI4I4I4I4I4d', log.bytes)
-  if log.places < 8 or log.places > 16384 or log.count > log.places or log.head >= log.places
-    or log.tick < 1 or log.tick > 1048576 or not (math.abs(log.base) <= 4503599627370496)
-    or #log.bytes < math.min(286, 30 + 4 * math.min(log.head + log.count, log.places)) then
+  if not (log.places >= 8 and log.places <= 16384 and log.count <= log.places and log.head < log.places
+    and log.tick >= 1 and log.tick <= 1048576 and math.abs(log.base) <= 4503599627370496
+    and #log.bytes >= math.min(286, 30 + 4 * math.min(log.head + log.count, log.places))) then
     error('TOLLGATE damaged state')
   end
 end

@@ -286,6 +286,110 @@ fn a_step_back_under_an_edited_limit_leaves_the_level_as_it_was() {
     }
 }
 
+/// Redis's clock was a year ahead while a caller used all it had. The quota then counted in every day until that year was
+/// over, and each refusal told to come back tomorrow.
+#[test]
+fn a_clock_that_was_far_ahead_locks_nobody_out_of_a_quota() {
+    let server = Server::start();
+    let mut lua = Lua::new(&server);
+    let (day, begin) = (86_400 * SECOND, 1_764_000_000_000_000);
+    let clock = Arc::new(ManualClock::at(begin));
+    let memory = MemoryStore::new(10, clock.clone());
+    let rules = [quota("q", 3, Unit::Day, "UTC")];
+    let steps =
+        [(365 * day, 3, true), (0, 1, false), (SECOND, 1, false), (day, 3, true), (day + SECOND, 1, false)];
+    for (after, cost, passes) in steps {
+        clock.set(begin + after);
+        let charge = Charge::new("acct.a", "plan", &rules, n(cost));
+        let (expected, got) = (memory.decide_now(charge), lua.decide(charge, begin + after));
+        assert_eq!(expected, got, "after {after} us");
+        assert_eq!(got.allowed, passes, "after {after} us");
+    }
+}
+
+/// Debts of sixty buckets became one bucket when an edit made it wider, and that has no room for so many: what did not fit
+/// was forgotten.
+#[test]
+fn debts_that_an_edit_puts_together_are_not_forgotten() {
+    let server = Server::start();
+    let mut lua = Lua::new(&server);
+    let begin = 1_764_000_000_000_000;
+    let clock = Arc::new(ManualClock::at(begin));
+    let memory = MemoryStore::new(10, clock.clone());
+    let largest = 100_000_000_000_000;
+    let (short, long) = ([window("a", largest, SECOND)], [window("a", largest, 3_600 * SECOND)]);
+    let mut charges = Vec::new();
+    for _ in 0..50 {
+        let charge = Charge::new("acct.a", "plan", &short, n(1));
+        let decision = memory.decide_now(charge);
+        assert_eq!(decision, lua.decide(charge, begin));
+        charges.push((charge, decision.at));
+    }
+    let mut now = begin;
+    for (charge, at) in charges {
+        now += 16_667;
+        clock.set(now);
+        let settlement = Settlement { charge, charged: &[true], at, spent: AMOUNT_MAX };
+        memory.settle(settlement, Place::Own);
+        lua.settle(settlement, now);
+    }
+    for (after, passes) in [(0, false), (3_540 * SECOND, false), (3_665 * SECOND, true)] {
+        clock.set(now + after);
+        let charge = Charge::new("acct.a", "plan", &long, n(largest));
+        let (expected, got) = (memory.decide_now(charge), lua.decide(charge, now + after));
+        assert_eq!(expected, got, "after {after} us");
+        assert_eq!(got.allowed, passes, "after {after} us");
+    }
+}
+
+/// A bucket that is full lets what flows in go by. Units that come back later bring that again: whoever keeps requests open
+/// whose charge comes back takes more at once than the burst and what flows in.
+#[test]
+#[ignore = "FAILS: a refund brings back what would have flowed over"]
+fn a_refund_keeps_the_promise_of_a_bucket() {
+    let clock = Arc::new(ManualClock::at(1_764_000_000_000_000));
+    let memory = MemoryStore::new(10, clock.clone());
+    let rules = [bucket("b", 1, SECOND, 10)];
+    let charge = Charge::new("acct.a", "plan", &rules, n(10));
+    // Ten requests that are answered by 404 in the end, and cost nothing then.
+    let open: Vec<Decision> = (0..10)
+        .map(|_| {
+            clock.advance(Duration::from_secs(10));
+            memory.decide_now(charge)
+        })
+        .collect();
+    assert!(open.iter().all(|decision| decision.allowed));
+    let mut at_once = 0;
+    for decision in open {
+        let settlement = Settlement { charge, charged: &[true], at: decision.at, spent: 0 };
+        memory.settle(settlement, Place::Own);
+        at_once += if memory.decide_now(charge).allowed { 10 } else { 0 };
+    }
+    assert!(at_once <= 10, "{at_once} at once of a bucket of ten");
+}
+
+/// Where a clock has stepped back, the units of a charge stand at another time, and others may stand at the one it had.
+#[test]
+#[ignore = "FAILS: a refund after a step back takes out the units of a later request"]
+fn a_refund_after_a_step_back_takes_nobody_elses_units() {
+    let begin = 1_764_000_000_000_000;
+    let clock = Arc::new(ManualClock::at(begin + 40 * SECOND));
+    let memory = MemoryStore::new(10, clock.clone());
+    let rules = [window("a", 20_000, 60 * SECOND)];
+    let charge = Charge::new("acct.a", "plan", &rules, n(10_000));
+    let first = memory.decide_now(charge);
+    // Half a minute back, and on to where it was.
+    clock.set(begin + 10 * SECOND);
+    assert!(!memory.decide_now(Charge::new("acct.a", "plan", &rules, n(15_000))).allowed);
+    clock.set(begin + 40 * SECOND);
+    assert!(memory.decide_now(charge).allowed);
+    memory.settle(Settlement { charge, charged: &[true], at: first.at, spent: 0 }, Place::Own);
+    // 10,000 passed at 40 s; so no more than 10,000 may at 75 s.
+    clock.set(begin + 75 * SECOND);
+    let decision = memory.decide_now(Charge::new("acct.a", "plan", &rules, n(20_000)));
+    assert!(!decision.allowed, "30,000 of 20,000 in 35 s");
+}
+
 /// A ring whose oldest entries wrap around its end, grows and shrinks, at the largest exact limit.
 #[test]
 fn lua_and_rust_agree_on_a_long_busy_ring() {
