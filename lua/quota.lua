@@ -19,8 +19,20 @@ local function quota_look(key, at, cost)
     wait = 0, remaining = limit, next = 0,
   }
   local bytes = redis.call('GET', key)
-  if bytes and form_of(bytes) == 113 then
+  if bytes then
+    if form_of(bytes) ~= 113 or #bytes < 18 then
+      error('TOLLGATE damaged state')
+    end
     local _, _, written, units = struct.unpack('>BBdd', bytes)
+    if not (math.abs(written) <= 4503599627370496 and units >= 0 and units <= 9007199254740991) then
+      error('TOLLGATE damaged state')
+    end
+    if written > finish then
+      if not rare then
+        return nil
+      end
+      written = rare.quota(used, units)
+    end
     -- A later period, where the clock has stepped back, counts on: nobody gets a period twice.
     if written >= start then
       used.start, used.units = written, units

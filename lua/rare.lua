@@ -32,6 +32,9 @@ local function stand_still(form, log)
   if form == 119 and math.ceil((now - log.base) / log.tick) >= log.newest or now - log.base >= newest then
     return
   end
+  if form == 119 and (log.count > 0 and ring_time(log, log.count - 1) or 0) ~= log.newest then
+    error('TOLLGATE damaged state')
+  end
   log.base = now - newest
   redis.call('SETRANGE', log.key, '0', form == 119 and ring_header(log) or buckets_header(log))
   expire(log.key, now + log.per * 2)
@@ -67,10 +70,13 @@ local function buckets_of(history, log)
   local sums, packed = {}, {}
   log.base, log.newest, log.total, log.oldest = history[1] and history[1][1] or now, 0, 0, 0
   for _, admission in ipairs(history) do
-    log.newest, log.total = admission[1] - log.base, log.total + admission[2]
+    log.newest = admission[1] - log.base
     -- All of it lies within one window, and so in 61 buckets.
     local place = math.floor(log.newest / log.width) % 61
-    sums[place] = (sums[place] or 0) + admission[2]
+    -- No limit is larger than 1e14, so a bucket of so many decides what any larger sum would, which has no room.
+    local sum = math.min((sums[place] or 0) + admission[2], 100000000000000)
+    log.total = log.total + sum - (sums[place] or 0)
+    sums[place] = sum
   end
   for place = 0, 60 do
     packed[place + 1] = struct.pack('>I6', sums[place] or 0)
@@ -85,8 +91,7 @@ end
 function rare.ring(log, form)
   if form == 98 then
     local found = { key = log.key, per = log.per, bytes = redis.call('GETRANGE', log.key, '0', '407') }
-    local _
-    _, _, found.width, found.base, found.newest, found.total, found.oldest = struct.unpack('>BBddddd', found.bytes)
+    buckets_read(found)
     stand_still(form, found)
     buckets_use(found)
     local width = math.ceil(log.per / 60)
@@ -127,9 +132,7 @@ function rare.buckets(log, form)
   local found, width = log, math.ceil(log.per / 60)
   if form == 119 then
     found = { key = log.key, per = log.per, bytes = log.bytes }
-    local _
-    _, _, found.head, found.count, found.places, found.newest, found.tick, found.base =
-      struct.unpack('>BBI4I4I4I4I4d', found.bytes)
+    ring_read(found)
   end
   stand_still(form, found)
   if form == 98 then
@@ -148,4 +151,12 @@ function rare.bucket(bucket, unit, level)
   redis.call('SET', bucket.key, struct.pack('>BBddd', 1, 116, unit, level, now))
   local worth = unit == bucket.unit and level or math.floor(level / unit) * bucket.unit
   expire(bucket.key, now + math.ceil((bucket.full - math.min(worth, bucket.full)) / bucket.rate))
+end
+
+-- A clock that has stepped back by more than a period: what was used counts in this one, and not in all that come until
+-- the clock is there again.
+function rare.quota(used, units)
+  redis.call('SET', used.key, struct.pack('>BBdd', 1, 113, used.start, units))
+  expire(used.key, used.finish)
+  return used.start
 end

@@ -16,6 +16,20 @@ local function buckets_header(log)
   return struct.pack('>BBddddd', 1, 98, log.width, log.base, log.newest, log.total, log.oldest)
 end
 
+-- Reads the header from `log.bytes`, which are all there are.
+local function buckets_read(log)
+  if #log.bytes < 408 then
+    error('TOLLGATE damaged state')
+  end
+  local _
+  _, _, log.width, log.base, log.newest, log.total, log.oldest = struct.unpack('>BBddddd', log.bytes)
+  if not (log.width >= 1 and log.width <= 4503599627370496 and math.abs(log.base) <= 4503599627370496
+    and log.newest >= 0 and log.newest <= 4503599627370496 and log.total >= 0 and log.total <= 9007199254740991
+    and log.oldest >= 0 and log.oldest <= log.newest / log.width) then
+    error('TOLLGATE damaged state')
+  end
+end
+
 -- Finds what counts: the units, the bucket of now, those of the newest and of the oldest admission.
 local function buckets_use(log)
   log.current, log.last = math.floor((now - log.base) / log.width), math.floor(log.newest / log.width)
@@ -25,6 +39,9 @@ local function buckets_use(log)
     -- The buckets that have left the window are those whose places the buckets since `last` take.
     for i = log.last + 1, log.current do
       log.used = log.used - buckets_sum(log, i)
+    end
+    if log.used < 0 then
+      error('TOLLGATE damaged state')
     end
     log.oldest = math.max(log.oldest, log.current - 60)
     while log.oldest < log.last and buckets_sum(log, log.oldest) == 0 do
@@ -47,12 +64,10 @@ function buckets_look(key, at, cost)
   local form = form_of(log.bytes)
   local odd = form == 119
   if form == 98 then
-    local _
-    _, _, log.width, log.base, log.newest, log.total, log.oldest = struct.unpack('>BBddddd', log.bytes)
-    if #log.bytes < 408 or log.width < 1 then
-      error('TOLLGATE damaged state')
-    end
+    buckets_read(log)
     odd = log.width ~= width or now - log.base < log.newest
+  elseif form and not odd then
+    error('TOLLGATE damaged state')
   end
   if odd then
     if not rare then

@@ -12,6 +12,9 @@ local function ring_time(log, i)
     return (struct.unpack('>I4', bytes, from + 1))
   end
   bytes = redis.call('GETRANGE', log.key, string.format('%d', from), string.format('%d', from + 3))
+  if #bytes < 4 then
+    error('TOLLGATE damaged state')
+  end
   return (struct.unpack('>I4', bytes))
 end
 
@@ -34,6 +37,21 @@ local function ring_until(log, horizon)
   return low
 end
 
+-- Reads the header from `log.bytes`, the first 286 bytes. The largest ring has 2^14 places; those that were never used,
+-- at its end, may be missing.
+local function ring_read(log)
+  if #log.bytes < 30 then
+    error('TOLLGATE damaged state')
+  end
+  local _
+  _, _, log.head, log.count, log.places, log.newest, log.tick, log.base = struct.unpack('>BBI4I4I4I4I4d', log.bytes)
+  if not (log.places >= 8 and log.places <= 16384 and log.count <= log.places and log.head < log.places
+    and log.tick >= 1 and log.tick <= 1048576 and math.abs(log.base) <= 4503599627370496
+    and #log.bytes >= math.min(286, 30 + 4 * math.min(log.head + log.count, log.places))) then
+    error('TOLLGATE damaged state')
+  end
+end
+
 local function ring_header(log)
   return struct.pack('>BBI4I4I4I4I4d', 1, 119, log.head, log.count, log.places, log.newest, log.tick, log.base)
 end
@@ -53,14 +71,12 @@ local function ring_look(key, at, cost)
   local form = form_of(log.bytes)
   local odd = form == 98
   if form == 119 then
-    local _
-    _, _, log.head, log.count, log.places, log.newest, log.tick, log.base = struct.unpack('>BBI4I4I4I4I4d', log.bytes)
-    if log.places < 8 or log.count > log.places or log.tick < 1 then
-      error('TOLLGATE damaged state')
-    end
+    ring_read(log)
     -- In ticks, rounded up. A base that lies far behind moves long before an offset outgrows a u32.
     local ticks = math.ceil((now - log.base) / log.tick)
     odd = log.tick < tick or ticks < log.newest or ticks > 3221225472
+  elseif form and not odd then
+    error('TOLLGATE damaged state')
   end
   if odd then
     if not rare then
@@ -97,6 +113,9 @@ local function ring_run(log, i, n)
   local bytes = redis.call('GETRANGE', log.key, string.format('%d', first), string.format('%d', math.min(last, edge)))
   if last > edge then
     bytes = bytes .. redis.call('GETRANGE', log.key, '30', string.format('%d', last - edge + 29))
+  end
+  if #bytes < 4 * n then
+    error('TOLLGATE damaged state')
   end
   return bytes
 end

@@ -12,8 +12,12 @@ local function form_of(value)
   if version and version ~= 1 then
     error('TOLLGATE unknown state version')
   end
-  return form
+  return form or version and 0
 end
+
+-- What is read is checked before anything is made of it: by hands and broken disks a value may hold anything, and a
+-- number that is none fits every limit. The comparisons are written so that a NaN fails them. Times stay below 2^52 and
+-- with them all that is made of them below 2^53, where a loop that adds one would no longer move.
 
 -- What is needed once in a long while (rare.lua): a limit was edited, a clock has stepped back. The usual script
 -- leaves it out, and asks to be called again with it.

@@ -32,8 +32,15 @@ local function bucket_look(key, at, cost)
     wait = 0, remaining = burst, next = 0,
   }
   local bytes = redis.call('GET', key)
-  if bytes and form_of(bytes) == 116 then
+  if bytes then
+    if form_of(bytes) ~= 116 or #bytes < 26 then
+      error('TOLLGATE damaged state')
+    end
     local _, _, written, level, stamp = struct.unpack('>BBddd', bytes)
+    if not (written >= 1 and written <= 9007199254740991 and math.abs(level) <= 9007199254740991
+      and stamp >= 0 and stamp <= 4503599627370496) then
+      error('TOLLGATE damaged state')
+    end
     if stamp > now then
       if not rare then
         return nil

@@ -47,7 +47,7 @@ pub struct Rule {
     /// Where the periods of a quota begin; `None` for the other algorithms.
     pub calendar: Option<Arc<Calendar>>,
     /// The part of the store key behind the caller: `scope:name` of a sliding window, and `scope:name:bucket`,
-    /// `scope:name:quota`, `scope:name:leases` of the others; without its scope where that is the caller's key.
+    /// `scope:name:quota.month`, `scope:name:leases` of the others; without its scope where that is the caller's key.
     key: Arc<str>,
 }
 
@@ -58,6 +58,10 @@ impl Rule {
     /// separator of the key.
     #[must_use]
     pub fn new(name: &str, scope: Scope, algorithm: Algorithm) -> Self {
+        Self::counted_by(None, name, scope, algorithm)
+    }
+
+    fn counted_by(calendar: Option<Arc<Calendar>>, name: &str, scope: Scope, algorithm: Algorithm) -> Self {
         let scoped = match &scope {
             Scope::Plan => format!("plan:{name}"),
             Scope::Route(route) => format!("route.{route}:{name}"),
@@ -65,21 +69,23 @@ impl Rule {
             Scope::Pool => format!("pool:{name}"),
         };
         // Another algorithm is another counter. Under one key each would take the other's state for none and write over it:
-        // two gateways, or two plans, that call different algorithms by one name would refuse nobody.
+        // two gateways, or two plans, that call different algorithms by one name would refuse nobody. So is another unit of
+        // the calendar: a counter by the day forgets what a month has used, as often as a day begins.
+        let unit = calendar.as_ref().map_or("none", |calendar| calendar.unit().as_str());
         let key = match &algorithm {
             Algorithm::SlidingWindow(_) => scoped,
             Algorithm::TokenBucket(_) => format!("{scoped}:bucket"),
-            Algorithm::Quota(_) => format!("{scoped}:quota"),
+            Algorithm::Quota(_) => format!("{scoped}:quota.{unit}"),
             Algorithm::Concurrency(_) => format!("{scoped}:leases"),
         };
         let enforcement = Enforcement::On;
-        Self { name: name.into(), scope, algorithm, enforcement, calendar: None, key: key.into() }
+        Self { name: name.into(), scope, algorithm, enforcement, calendar, key: key.into() }
     }
 
     /// A quota named `name` over `scope`, by the periods of `calendar`.
     #[must_use]
     pub fn quota(name: &str, scope: Scope, quota: Quota, calendar: Calendar) -> Self {
-        Self { calendar: Some(Arc::new(calendar)), ..Self::new(name, scope, Algorithm::Quota(quota)) }
+        Self::counted_by(Some(Arc::new(calendar)), name, scope, Algorithm::Quota(quota))
     }
 
     /// The same limit, refusing nobody.
@@ -99,9 +105,8 @@ impl Rule {
     #[must_use]
     pub fn as_candidate(self) -> Self {
         let candidate = format!("candidate/{}", self.name);
-        let named =
-            Self { enforcement: Enforcement::Candidate, ..Self::new(&candidate, self.scope, self.algorithm) };
-        Self { calendar: self.calendar, ..named }
+        let named = Self::counted_by(self.calendar, &candidate, self.scope, self.algorithm);
+        Self { enforcement: Enforcement::Candidate, ..named }
     }
 
     /// Whether it matters where a caller stands in the order of percentages.

@@ -173,13 +173,6 @@ for_every_fleet! {
         fleet.start(&with(&quota(10, "month"))).exactly(2, "k");
     }
 
-    fn a_quota_by_a_longer_period_counts_the_shorter_one(fleet) {
-        let old = fleet.start(&with(&quota(5, "day")));
-        old.exactly(5, "k");
-        drop(old);
-        fleet.start(&with(&quota(8, "month"))).exactly(3, "k");
-    }
-
     fn a_plan_with_the_same_limit_names_takes_usage_over(fleet) {
         // CHG-5: 5 of 5 used, then 100: what was used counts, 95 are left. And back: refused.
         let (five, hundred) = (window(5), window(100));
@@ -559,13 +552,28 @@ fn limits_used_in_turns_do_not_make_a_window_over_at_every_call() {
 // What depends on the date is told on gates alone, whose date stands still: 18 March 2026.
 
 #[test]
-fn a_quota_by_a_shorter_period_starts_afresh() {
-    // What a month has used is not known by days. Back in the month, the day's use is what is known.
+fn a_quota_by_another_period_starts_afresh() {
+    // Days and months are counted on their own. Back in the month, what the month has used counts.
     let fleet = Fleet::of_gates();
     fleet.start(&with(&quota(5, "month"))).exactly(5, "k");
     fleet.start(&with(&quota(4, "day"))).exactly(4, "k");
-    fleet.start(&with(&quota(5, "month"))).exactly(1, "k");
-    fleet.start(&with(&quota(4, "day"))).refuses("k");
+    fleet.start(&with(&quota(5, "month"))).refuses("k");
+    fleet.start(&with(&quota(7, "month"))).exactly(2, "k");
+}
+
+#[test]
+fn a_quota_by_the_day_and_one_by_the_month_admit_no_more_than_both() {
+    // An account with keys on two plans: each call of the daily one made the month begin anew, day by day.
+    let fleet = Fleet::of_gates();
+    let config = config().plan("daily", &quota(4, "day")).plan("monthly", &quota(5, "month"));
+    let member = fleet.start(&config.key("k", "one", "monthly").key("d", "one", "daily"));
+    let mut of_month = 0;
+    for _ in 0..8 {
+        member.passes(4, "d");
+        of_month += (0..10).filter(|_| member.call("k").status == 200).count();
+        fleet.wait(Duration::from_secs(86_400));
+    }
+    assert_eq!(of_month, 5);
 }
 
 #[test]

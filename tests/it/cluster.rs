@@ -125,8 +125,12 @@ fn a_slot_that_moves_under_load_costs_no_call() {
             under_load(address, connections, pause, &request, || {
                 for _ in 0..3 {
                     move_slot_of(&cluster, "one", &[&["window"]]);
-                    move_slot_of(&cluster, "several", &[&["window", "bucket:bucket", "month:quota"]]);
-                    move_slot_of(&cluster, "several", &[&["bucket:bucket"], &["month:quota", "window"]]);
+                    move_slot_of(&cluster, "several", &[&["window", "bucket:bucket", "month:quota.month"]]);
+                    move_slot_of(
+                        &cluster,
+                        "several",
+                        &[&["bucket:bucket"], &["month:quota.month", "window"]],
+                    );
                 }
             })
         })

@@ -111,7 +111,7 @@ fn every_key_expires_within_two_windows() {
     }
     assert!(seen >= 5, "only {seen} keys were there to look at");
     for (per, longest) in quotas {
-        let lifetime = redis.number(&["PTTL", &format!("tollgate:{{acct.one}}:plan:of-{per}:quota")]);
+        let lifetime = redis.number(&["PTTL", &format!("tollgate:{{acct.one}}:plan:of-{per}:quota.{per}")]);
         assert!((1..=longest + 1_000).contains(&lifetime), "of-{per} lives {lifetime} ms");
     }
 }
@@ -138,7 +138,8 @@ fn a_key_that_lost_its_expiry_heals() {
     let path = |plan: &str| if plan == "bucketed" { "/many" } else { "/one" };
     let call = |plan: &str| gateway.get(path(plan)).key(plan).send();
     let key = |plan: &str| match plan {
-        "bucket" | "quota" => format!("tollgate:{{acct.{plan}}}:plan:limit:{plan}"),
+        "bucket" => format!("tollgate:{{acct.{plan}}}:plan:limit:bucket"),
+        "quota" => format!("tollgate:{{acct.{plan}}}:plan:limit:quota.month"),
         _ => format!("tollgate:{{acct.{plan}}}:plan:limit"),
     };
     let lifetime = |plan: &str| redis.number(&["PTTL", &key(plan)]);

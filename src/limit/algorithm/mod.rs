@@ -116,7 +116,7 @@ pub enum Role {
 /// state as it was. The others have no say.
 pub fn decide(limits: &mut [Limited<'_>], now: Micros, cost: NonZeroU64) {
     for limited in limits.iter_mut() {
-        limited.algorithm.align(limited.state, now);
+        limited.algorithm.align(limited.state, limited.period, now);
         limited.standing = limited.judge(now, cost);
     }
     let all_fit = |role| limits.iter().filter(|limited| limited.role == role).all(Limited::fits);
@@ -147,7 +147,7 @@ pub fn charged(limits: impl Iterator<Item = (Role, Standing)> + Clone) -> impl I
 ///
 /// What was taken too much is given back while it counts, what is missing is charged now, whether it fits or not.
 pub fn settle(limited: &mut Limited<'_>, now: Micros, charged: Micros, reserved: NonZeroU64, spent: u64) {
-    limited.algorithm.align(limited.state, now);
+    limited.algorithm.align(limited.state, limited.period, now);
     let back = reserved.get().saturating_sub(spent);
     if let Some(more) = NonZeroU64::new(spent.saturating_sub(reserved.get())) {
         limited.surcharge(now, more);
@@ -280,11 +280,12 @@ impl Algorithm {
 
     /// Brings a state to this algorithm's form and to `now`, without charging. A state of another algorithm is
     /// forgotten: a limit that counts in another way is a new limit.
-    fn align(&self, state: &mut State, now: Micros) {
+    fn align(&self, state: &mut State, period: Period, now: Micros) {
         match (self, state) {
             (Self::SlidingWindow(window), State::Window(log)) => window.align(log, now),
             (Self::TokenBucket(bucket), State::Bucket(level)) => bucket.align(level, now),
-            (Self::Quota(_), State::Quota(_)) | (Self::Concurrency(_), State::Slots(_)) => {}
+            (Self::Quota(_), State::Quota(used)) => Quota::align(used, period),
+            (Self::Concurrency(_), State::Slots(_)) => {}
             (_, state) => *state = State::Vacant,
         }
     }

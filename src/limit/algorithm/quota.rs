@@ -53,6 +53,14 @@ impl Quota {
         self.limit
     }
 
+    /// Forgets how far ahead a clock was that has stepped back by more than a period: what was used counts in this one,
+    /// and not in all that come until the clock is there again.
+    pub fn align(used: &mut Used, period: Period) {
+        if used.start > period.end {
+            used.start = period.start;
+        }
+    }
+
     /// How a request of `cost` stands in `period`, charging nothing.
     #[must_use]
     pub fn judge(&self, used: Option<&Used>, period: Period, now: Micros, cost: NonZeroU64) -> Standing {

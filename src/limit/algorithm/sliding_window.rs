@@ -449,7 +449,8 @@ impl Buckets {
     fn admit(&mut self, now: Micros, units: u64) {
         self.advance(now);
         let place = Self::place(self.newest / self.width);
-        self.counts[place] += units;
+        // More decide what so many do, as no limit is larger: after an edit, several buckets of debts may become one.
+        self.counts[place] = self.counts[place].saturating_add(units).min(WINDOW_MAX);
     }
 }
 

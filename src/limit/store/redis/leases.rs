@@ -27,8 +27,7 @@ pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Leases {
     messages: Rc<Messages>,
-    /// By number, and not by the id of the lease: a request that also takes a slot of a pool holds two under one id, whose
-    /// keys no single command may name.
+    /// By a number of their own: a request has one id, and may hold slots of its caller and of a pool under it.
     held: RefCell<HashMap<u64, Held>>,
     count: Cell<u64>,
 }
@@ -53,24 +52,54 @@ impl Drop for RedisSlot {
     }
 }
 
+/// Slots that Redis has been asked for. Dropped before there is an answer, because the client has left or the budget has
+/// run out, it gives back what may have been lent to nobody.
+#[derive(Debug)]
+pub(super) struct Asking {
+    leases: Rc<Leases>,
+    id: Box<str>,
+    keys: Vec<String>,
+}
+
+impl Asking {
+    /// Redis has answered: from now on what was lent is [held](Leases::hold), and nothing else was.
+    pub(super) fn answered(mut self) {
+        self.keys.clear();
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.leases.give_back(&self.keys, &self.id);
+    }
+}
+
 impl Leases {
     pub(super) fn new(messages: Rc<Messages>) -> Rc<Self> {
         Rc::new(Self { messages, held: RefCell::default(), count: Cell::new(0) })
     }
 
+    /// A lease that Redis is about to be asked for, in the sets under `keys`.
+    pub(super) fn ask(self: &Rc<Self>, id: &str, keys: Vec<String>) -> Asking {
+        Asking { leases: Rc::clone(self), id: id.into(), keys }
+    }
+
     /// A lease that Redis has just given, in the sets under `keys`.
     pub(super) fn hold(self: &Rc<Self>, id: &str, keys: Vec<String>) -> RedisSlot {
-        let number = self.count.get();
-        self.count.set(number.wrapping_add(1));
-        let held = Held { id: id.into(), keys, renewed: clock::instant() };
-        self.held.borrow_mut().insert(number, held);
+        let number = self.count.get().wrapping_add(1);
+        self.count.set(number);
+        self.held.borrow_mut().insert(number, Held { id: id.into(), keys, renewed: clock::instant() });
         RedisSlot { leases: Rc::clone(self), number }
     }
 
     fn end(&self, number: u64) {
         let Some(held) = self.held.borrow_mut().remove(&number) else { return };
-        for key in &held.keys {
-            self.messages.leave(Message::Plain(remove(key, &held.id)));
+        self.give_back(&held.keys, &held.id);
+    }
+
+    fn give_back(&self, keys: &[String], id: &str) {
+        for key in keys {
+            self.messages.leave(Message::Plain(remove(key, id)));
         }
     }
 

@@ -20,7 +20,7 @@ use smallvec::SmallVec;
 use connection::{Connection, Link};
 pub use connection::{OpenError, Topology};
 pub use leases::RedisSlot;
-use leases::{LEASE, LOOK_EVERY, Leases};
+use leases::{Asking, LEASE, LOOK_EVERY, Leases};
 use messages::{Message, Messages};
 use script::{Script, Scripts};
 use server_clock::ServerClock;
@@ -92,6 +92,17 @@ impl RedisStore {
         }
         self.keep_house();
         Some(self.leases.hold(charge.lease, keys))
+    }
+
+    /// The slots that Redis is about to be asked for, if any limit lends them.
+    fn asking(&self, charge: Charge<'_>) -> Option<Asking> {
+        let lending = charge.rules.iter().filter(|rule| rule.lends_slots());
+        let keys: Vec<String> = lending.map(|rule| self.key(charge, rule)).collect();
+        if keys.is_empty() {
+            return None;
+        }
+        self.keep_house();
+        Some(self.leases.ask(charge.lease, keys))
     }
 
     /// Settles a charge soon. Nobody waits for it, and it may be lost: then what was reserved stays charged.
@@ -198,6 +209,7 @@ const ATTEMPTS: usize = 3;
 impl Store for RedisStore {
     async fn decide(&self, charge: Charge<'_>) -> Result<Decision, StoreError> {
         let mut link = self.connection.link().await?;
+        let asking = self.asking(charge);
         let mut script = self.scripts.deciding(charge.rules);
         let mut end = charge.deadline.map_or(0, |deadline| self.clock.latest_at(deadline));
         for _ in 0..ATTEMPTS {
@@ -206,6 +218,7 @@ impl Store for RedisStore {
             match reply(&self.run(&mut link, script, call).await?, charge)? {
                 Reply::Decided(decision) => {
                     self.clock.learn(issued, decision.at);
+                    asking.into_iter().for_each(Asking::answered);
                     return Ok(decision);
                 }
                 Reply::Rare => script = self.scripts.whole(),

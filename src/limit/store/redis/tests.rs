@@ -287,6 +287,124 @@ fn a_step_back_under_an_edited_limit_leaves_the_level_as_it_was() {
     }
 }
 
+/// Redis's clock was a year ahead while a caller used all it had. The quota then counted in every day until that year was
+/// over, and each refusal told to come back tomorrow.
+#[test]
+fn a_clock_that_was_far_ahead_locks_nobody_out_of_a_quota() {
+    let server = Server::start();
+    let mut lua = Lua::new(&server);
+    let (day, begin) = (86_400 * SECOND, 1_764_000_000_000_000);
+    let clock = Arc::new(ManualClock::at(begin));
+    let memory = MemoryStore::new(10, clock.clone());
+    let rules = [quota("q", 3, Unit::Day, "UTC")];
+    let steps =
+        [(365 * day, 3, true), (0, 1, false), (SECOND, 1, false), (day, 3, true), (day + SECOND, 1, false)];
+    for (after, cost, passes) in steps {
+        clock.set(begin + after);
+        let charge = Charge::new("acct.a", "plan", &rules, n(cost));
+        let (expected, got) = (memory.decide_now(charge), lua.decide(charge, begin + after));
+        assert_eq!(expected, got, "after {after} us");
+        assert_eq!(got.allowed, passes, "after {after} us");
+    }
+}
+
+/// Debts of many buckets became one bucket when an edit made it wider, and that has no room for so many: what did not fit
+/// was forgotten at the next edit.
+#[test]
+fn debts_that_edits_put_together_are_not_forgotten() {
+    let server = Server::start();
+    let mut lua = Lua::new(&server);
+    let begin = 1_764_000_000_000_000;
+    let clock = Arc::new(ManualClock::at(begin));
+    let memory = MemoryStore::new(10, clock.clone());
+    let largest = 100_000_000_000_000;
+    let rules = [1, 3_600, 7_200].map(|seconds| [window("a", largest, seconds * SECOND)]);
+    let charge = |rules, cost| Charge::new("acct.a", "plan", rules, n(cost));
+    // Of 48 bits, seventeen debts of the largest limit leave little more than a tenth of one.
+    let open: Vec<Decision> = (0..17).map(|_| memory.decide_now(charge(&rules[0], 1))).collect();
+    for decision in &open {
+        assert_eq!(*decision, lua.decide(charge(&rules[0], 1), begin));
+    }
+    let mut now = begin;
+    for decision in open {
+        now += 16_667;
+        clock.set(now);
+        let settlement =
+            Settlement { charge: charge(&rules[0], 1), charged: &[true], at: decision.at, spent: AMOUNT_MAX };
+        memory.settle(settlement, Place::Own);
+        lua.settle(settlement, now);
+    }
+    for rules in &rules {
+        let decision = lua.decide(charge(rules, largest / 2), now);
+        assert_eq!(memory.decide_now(charge(rules, largest / 2)), decision, "{}", rules[0].promise());
+        assert!(!decision.allowed, "{}", rules[0].promise());
+    }
+}
+
+/// Two lengths of a large window by one name, in turns: an account with keys on two plans, or a change that is rolled out.
+/// Each call makes the buckets over, and each time all units move to the end of their bucket: so they never leave.
+#[test]
+#[ignore = "FAILS: units of a bucketed window whose `per` differs from call to call do not grow old"]
+fn two_lengths_of_a_large_window_in_turns_let_units_leave() {
+    let clock = Arc::new(ManualClock::at(1_764_000_000_000_000));
+    let memory = MemoryStore::new(10, clock.clone());
+    let lengths = [60, 90].map(|seconds| [window("a", 20_000, seconds * SECOND)]);
+    // Ten calls in a second: 900 in the longer window, of 20,000.
+    for call in 0..30_000 {
+        clock.advance(Duration::from_millis(100));
+        let decision = memory.decide_now(Charge::new("acct.a", "plan", &lengths[call % 2], n(1)));
+        assert!(decision.allowed, "refused at call {call}");
+    }
+}
+
+/// A bucket that is full lets what flows in go by. Units that come back later bring that again: whoever keeps requests open
+/// whose charge comes back takes more at once than the burst and what flows in.
+#[test]
+#[ignore = "FAILS: a refund brings back what would have flowed over"]
+fn a_refund_keeps_the_promise_of_a_bucket() {
+    let clock = Arc::new(ManualClock::at(1_764_000_000_000_000));
+    let memory = MemoryStore::new(10, clock.clone());
+    let rules = [bucket("b", 1, SECOND, 10)];
+    let charge = Charge::new("acct.a", "plan", &rules, n(10));
+    // Ten requests that are answered by 404 in the end, and cost nothing then.
+    let open: Vec<Decision> = (0..10)
+        .map(|_| {
+            clock.advance(Duration::from_secs(10));
+            memory.decide_now(charge)
+        })
+        .collect();
+    assert!(open.iter().all(|decision| decision.allowed));
+    let mut at_once = 0;
+    for decision in open {
+        let settlement = Settlement { charge, charged: &[true], at: decision.at, spent: 0 };
+        memory.settle(settlement, Place::Own);
+        at_once += if memory.decide_now(charge).allowed { 10 } else { 0 };
+    }
+    assert!(at_once <= 10, "{at_once} at once of a bucket of ten");
+}
+
+/// Where a clock has stepped back, the units of a charge stand at another time, and others may stand at the one it had.
+#[test]
+#[ignore = "FAILS: a refund after a step back takes out the units of a later request"]
+fn a_refund_after_a_step_back_takes_nobody_elses_units() {
+    let begin = 1_764_000_000_000_000;
+    let clock = Arc::new(ManualClock::at(begin + 40 * SECOND));
+    let memory = MemoryStore::new(10, clock.clone());
+    let rules = [window("a", 20_000, 60 * SECOND)];
+    let charge = Charge::new("acct.a", "plan", &rules, n(10_000));
+    let first = memory.decide_now(charge);
+    // Half a minute back, and on to where it was.
+    clock.set(begin + 10 * SECOND);
+    assert!(!memory.decide_now(Charge::new("acct.a", "plan", &rules, n(15_000))).allowed);
+    clock.set(begin + 40 * SECOND);
+    assert!(memory.decide_now(charge).allowed);
+    memory.settle(Settlement { charge, charged: &[true], at: first.at, spent: 0 }, Place::Own);
+    // 10,000 passed at 40 s; so no more than 10,000 may at 75 s.
+    clock.set(begin + 75 * SECOND);
+    let decision = memory.decide_now(Charge::new("acct.a", "plan", &rules, n(20_000)));
+    assert!(!decision.allowed, "30,000 of 20,000 in 35 s");
+}
+
 /// A ring whose oldest entries wrap around its end, grows and shrinks, at the largest exact limit.
 #[test]
 fn lua_and_rust_agree_on_a_long_busy_ring() {
@@ -426,4 +544,111 @@ fn memory_lua_and_the_oracle_agree_on_random_plans() {
 #[ignore = "other plans and traces at every run, for minutes: ./test long"]
 fn memory_lua_and_the_oracle_agree_on_new_random_plans() {
     the_oracle_agrees(10_000, RngSeed::Random);
+}
+
+/// A value with the bytes from `at` on replaced.
+fn with_bytes(value: &[u8], at: usize, bytes: &[u8]) -> Vec<u8> {
+    let mut value = value.to_vec();
+    value[at..at + bytes.len()].copy_from_slice(bytes);
+    value
+}
+
+/// A limit, the key of its state, and where in that there are numbers.
+struct Layout {
+    rules: Vec<Rule>,
+    key: &'static str,
+    doubles: &'static [usize],
+    words: &'static [usize],
+}
+
+impl Layout {
+    fn all() -> [Self; 4] {
+        let exact = vec![window("a", 3, 10 * SECOND)];
+        let bucketed = vec![window("a", 20_000, 10 * SECOND)];
+        let (bucket, quota) = (vec![bucket("b", 3, 10 * SECOND, 3)], vec![quota("q", 3, Unit::Day, "UTC")]);
+        let of = |rules, key, doubles, words| Self { rules, key, doubles, words };
+        [
+            of(exact, "test:{acct.a}:plan:a", &[22], &[2, 6, 10, 14, 18]),
+            of(bucketed, "test:{acct.a}:plan:a", &[2, 10, 18, 26, 34], &[]),
+            of(bucket, "test:{acct.a}:plan:b:bucket", &[2, 10, 18], &[]),
+            of(quota, "test:{acct.a}:plan:q:quota.day", &[2, 10], &[]),
+        ]
+    }
+
+    /// What may have been done to a value: with whether that can be seen, or could be a value of another moment.
+    fn damaged(&self, value: &[u8]) -> Vec<(String, Vec<u8>, bool)> {
+        let mut all = vec![
+            ("rubbish".to_owned(), b"rubbish".to_vec(), true),
+            ("a version and nothing else".to_owned(), vec![1], true),
+            ("another form".to_owned(), with_bytes(value, 1, b"x"), true),
+            ("another version".to_owned(), with_bytes(value, 0, &[2]), true),
+        ];
+        let lengths = (2..value.len()).step_by(3).chain([value.len() - 1]);
+        all.extend(lengths.map(|length| (format!("cut to {length}"), value[..length].to_vec(), true)));
+        let power = |exponent: i32| 2f64.powi(exponent);
+        let impossible =
+            [f64::NAN, f64::INFINITY, -f64::INFINITY, 1e300, -1e300, -power(54), -power(55) * 166_667.0]
+                .into_iter()
+                .chain((54..60).map(power));
+        let possible = [0.0, -1.0, 0.5, 1.7e15, 1.8e15, 4.4e15];
+        for &at in self.doubles {
+            let numbers =
+                impossible.clone().map(|number| (number, true)).chain(possible.map(|number| (number, false)));
+            all.extend(numbers.map(|(number, seen)| {
+                (format!("{number:e} at {at}"), with_bytes(value, at, &number.to_be_bytes()), seen)
+            }));
+        }
+        for &at in self.words {
+            for number in [0u32, 1, 3, 7, 8, 16_384, 20_000, 100_000_000, 1 << 31, u32::MAX] {
+                // The newest admission may have been at any time; one of the others is at most as large as the ring.
+                let seen = number > 2_000_000 || number > 16_384 && at < 14;
+                all.push((format!("{number} at {at}"), with_bytes(value, at, &number.to_be_bytes()), seen));
+            }
+        }
+        all
+    }
+}
+
+/// What hands, disks and other programs do to a value is an error, or it is a value that could have been. A loop over a
+/// number that adding one does not change never ended, and Redis with it; a NaN fitted every limit.
+#[test]
+fn damaged_values_are_unreadable_and_hang_nothing() {
+    let server = Server::start();
+    let mut lua = Lua::new(&server);
+    lua.connection.set_read_timeout(Some(Duration::from_secs(3))).unwrap();
+    let scripts = Rc::clone(&lua.store.scripts);
+    let begin: Micros = 1_764_000_000_000_000;
+    let now = begin + SECOND;
+    for layout in Layout::all() {
+        let Layout { rules, key, .. } = &layout;
+        ::redis::cmd("FLUSHALL").exec(&mut lua.connection).unwrap();
+        let charge = Charge::new("acct.a", "plan", rules, rules[0].algorithm.capacity());
+        assert!(lua.decide(charge, begin).allowed);
+        let value: Vec<u8> = ::redis::cmd("GET").arg(key).query(&mut lua.connection).unwrap();
+        let charge = Charge::new("acct.a", "plan", rules, n(1));
+        let settling = |spent| {
+            let settlement = Settlement { charge, charged: &[true], at: begin, spent };
+            (scripts.settling(), lua.store.settling_call(scripts.settling(), settlement, &[&rules[0]], now))
+        };
+        let deciding = [scripts.whole(), scripts.deciding(rules)]
+            .map(|script| (script, lua.store.deciding_call(script, charge, now, now)));
+        let calls: Vec<(&Rc<Script>, Cmd)> =
+            deciding.into_iter().chain([0, 2, AMOUNT_MAX].map(settling)).collect();
+        for (what, bytes, seen) in layout.damaged(&value) {
+            for (place, (script, call)) in calls.iter().enumerate() {
+                ::redis::cmd("SET").arg(key).arg(&bytes).exec(&mut lua.connection).unwrap();
+                let answer = lua.run(script, call, now);
+                let about = format!("{}: {what}, call {place}", rules[0].promise());
+                let left: Vec<u8> = ::redis::cmd("GET").arg(key).query(&mut lua.connection).unwrap();
+                match answer.map_err(|error| (store_error(&error), error)) {
+                    Err((StoreError::Unreadable(_), _)) => assert_eq!(left, bytes, "{about}"),
+                    Err((_, error)) => panic!("{about}: {error}"),
+                    // The script without `rare` asks for the one with it, and has decided nothing.
+                    Ok(Value::Array(items)) if items.len() == 2 => {}
+                    Ok(value) => assert!(!seen, "{about}: {value:?}"),
+                }
+                assert!(left.len() < 100_000, "{about}: {} bytes", left.len());
+            }
+        }
+    }
 }
