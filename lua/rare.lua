@@ -35,6 +35,9 @@ local function stand_still(form, log)
   if form == 119 and (log.count > 0 and ring_time(log, log.count - 1) or 0) ~= log.newest then
     error('TOLLGATE damaged state')
   end
+  if form == 98 then
+    log.moved = math.max(log.moved, log.base + newest)
+  end
   log.base = now - newest
   redis.call('SETRANGE', log.key, '0', form == 119 and ring_header(log) or buckets_header(log))
   expire(log.key, now + log.per * 2)
@@ -69,6 +72,7 @@ end
 local function buckets_of(history, log)
   local sums, packed = {}, {}
   log.base, log.newest, log.total, log.oldest = history[1] and history[1][1] or now, 0, 0, 0
+  log.moved = now
   for _, admission in ipairs(history) do
     log.newest = admission[1] - log.base
     -- All of it lies within one window, and so in 61 buckets.
@@ -90,12 +94,12 @@ end
 -- again. Says whether that are buckets. `log` is the ring as read, if it was one.
 function rare.ring(log, form)
   if form == 98 then
-    local found = { key = log.key, per = log.per, bytes = redis.call('GETRANGE', log.key, '0', '407') }
+    local found = { key = log.key, per = log.per, bytes = redis.call('GETRANGE', log.key, '0', '415') }
     buckets_read(found)
     stand_still(form, found)
     buckets_use(found)
     local width = math.ceil(log.per / 60)
-    if found.width == width then
+    if found.width >= width then
       return found.used > 0
     end
     local history = history_of(form, found, log.per)
@@ -135,10 +139,10 @@ function rare.buckets(log, form)
     ring_read(found)
   end
   stand_still(form, found)
-  if form == 98 then
-    buckets_use(log)
-  end
-  if form == 119 or log.width ~= width then
+  if form == 119 or log.width < width then
+    if form == 98 then
+      buckets_use(log)
+    end
     local history = history_of(form, found, log.per)
     log.width = width
     buckets_of(history, log)

@@ -58,7 +58,7 @@ local function settle_buckets(log)
     return
   end
   local i = math.floor((charged - log.base) / log.width)
-  if log.used > 0 and i >= log.oldest and i <= log.last then
+  if log.used > 0 and charged > log.moved and i >= log.oldest and i <= log.last then
     local sum = buckets_sum(log, i)
     local units = math.min(back, sum)
     buckets_put(log, i, sum - units)

@@ -70,6 +70,9 @@ pub struct Buckets {
     base: i64,
     /// The time of the last admission, relative to `base`.
     newest: u64,
+    /// Units of a charge at this time or before do not stand where their time says: a clock that stepped back, or an edit,
+    /// has moved them since.
+    moved: i64,
     /// Units of bucket `i` at `i % COUNTED`.
     counts: Box<[u64; COUNTED]>,
 }
@@ -120,7 +123,7 @@ impl SlidingWindow {
         // keeps the coarser form until nothing in it counts and it begins anew.
         let fits = match log {
             WindowLog::Exact(ring) => self.is_exact() && ring.tick >= self.grain,
-            WindowLog::Bucketed(buckets) => buckets.width == self.width(),
+            WindowLog::Bucketed(buckets) => buckets.width >= self.width(),
         };
         match log {
             log if !fits => *log = self.converted(log, now),
@@ -166,7 +169,7 @@ impl SlidingWindow {
     pub fn refund(&self, log: &mut WindowLog, now: Micros, charged: Micros, units: u64) {
         match log {
             WindowLog::Exact(ring) => ring.remove(self.per, now, charged, units),
-            WindowLog::Bucketed(buckets) => buckets.remove(now, charged, units),
+            WindowLog::Bucketed(buckets) => buckets.remove(self.back(buckets), now, charged, units),
         }
     }
 
@@ -205,7 +208,7 @@ impl SlidingWindow {
             WindowLog::Exact(ring) => {
                 ring.times.back().map_or(0, |&newest| ring.until(newest, self.per, now))
             }
-            WindowLog::Bucketed(buckets) => buckets.until_left(buckets.newest / buckets.width, now),
+            WindowLog::Bucketed(buckets) => buckets.until_left(BUCKETS, buckets.newest / buckets.width, now),
         }
     }
 
@@ -223,9 +226,10 @@ impl SlidingWindow {
                 (live.len() as u64, next)
             }
             WindowLog::Bucketed(buckets) => {
-                let used = buckets.counted(now).map(|(_, count)| count).sum();
-                let oldest = buckets.counted(now).find(|&(_, count)| count > 0);
-                (used, oldest.map_or(0, |(bucket, _)| buckets.until_left(bucket, now)))
+                let back = self.back(buckets);
+                let used = buckets.counted(back, now).map(|(_, count)| count).sum();
+                let oldest = buckets.counted(back, now).find(|&(_, count)| count > 0);
+                (used, oldest.map_or(0, |(bucket, _)| buckets.until_left(back, bucket, now)))
             }
         }
     }
@@ -240,11 +244,12 @@ impl SlidingWindow {
             }
             WindowLog::Bucketed(buckets) => {
                 let mut freed = 0;
-                let last = buckets.counted(now).find(|&(_, count)| {
+                let back = self.back(buckets);
+                let last = buckets.counted(back, now).find(|&(_, count)| {
                     freed += count;
                     freed >= units
                 });
-                last.map_or(0, |(bucket, _)| buckets.until_left(bucket, now))
+                last.map_or(0, |(bucket, _)| buckets.until_left(back, bucket, now))
             }
         }
     }
@@ -259,13 +264,18 @@ impl SlidingWindow {
             WindowLog::Exact(Ring { tick: self.grain, base, times: VecDeque::new() })
         } else {
             let counts = Box::new([0; COUNTED]);
-            WindowLog::Bucketed(Buckets { width: self.width(), base, newest: 0, counts })
+            WindowLog::Bucketed(Buckets { width: self.width(), base, newest: 0, moved: 0, counts })
         }
     }
 
     /// Microseconds of one bucket, also where an exact window has to do with buckets for a while.
     fn width(&self) -> Micros {
         self.per.div_ceil(BUCKETS)
+    }
+
+    /// Buckets that count behind that of now: 60, or fewer where a longer window has left wider ones.
+    fn back(&self, buckets: &Buckets) -> u64 {
+        self.per.div_ceil(buckets.width).min(BUCKETS)
     }
 
     /// The same admissions in this window's form; where a time is only known to lie in a bucket, the end of the bucket
@@ -291,6 +301,7 @@ impl SlidingWindow {
                 for (time, units) in history {
                     buckets.admit(time.cast_unsigned(), units);
                 }
+                buckets.moved = now.cast_signed();
             }
         }
         new
@@ -310,6 +321,7 @@ impl WindowLog {
             }
             Self::Bucketed(buckets) => {
                 if now - buckets.base < buckets.newest.cast_signed() {
+                    buckets.moved = buckets.moved.max(buckets.base + buckets.newest.cast_signed());
                     buckets.base = now - buckets.newest.cast_signed();
                 }
             }
@@ -325,7 +337,7 @@ impl WindowLog {
                 .map(|&tick| (ring.base + i64::from(tick) * ring.tick.cast_signed(), 1))
                 .collect(),
             Self::Bucketed(buckets) => buckets
-                .counted(now)
+                .counted(BUCKETS, now)
                 .filter(|&(_, count)| count > 0)
                 .map(|(bucket, count)| {
                     let end = ((bucket + 1) * buckets.width - 1).min(buckets.newest);
@@ -403,11 +415,11 @@ impl Buckets {
         u64::try_from(now.cast_signed() - self.base).unwrap_or(0)
     }
 
-    /// Bucket numbers and counts that count at `now`, oldest first.
-    fn counted(&self, now: Micros) -> impl Iterator<Item = (u64, u64)> + '_ {
+    /// Bucket numbers and counts, oldest first, of the bucket of `now` and so many `back`.
+    fn counted(&self, back: u64, now: Micros) -> impl Iterator<Item = (u64, u64)> + '_ {
         let current = self.relative(now) / self.width;
         let newest = self.newest / self.width;
-        let oldest = current.saturating_sub(BUCKETS).max(newest.saturating_sub(BUCKETS));
+        let oldest = current.saturating_sub(back).max(newest.saturating_sub(BUCKETS));
         (oldest..=newest).map(|bucket| (bucket, self.counts[Self::place(bucket)]))
     }
 
@@ -416,9 +428,9 @@ impl Buckets {
         (bucket % COUNTED as u64) as usize
     }
 
-    /// Microseconds until a bucket no longer counts.
-    fn until_left(&self, bucket: u64, now: Micros) -> Micros {
-        ((bucket + BUCKETS + 1) * self.width).saturating_sub(self.relative(now))
+    /// Microseconds until a bucket is no longer one of those so many `back`.
+    fn until_left(&self, back: u64, bucket: u64, now: Micros) -> Micros {
+        ((bucket + back + 1) * self.width).saturating_sub(self.relative(now))
     }
 
     /// Clears the buckets between the newest one and that of `now`.
@@ -437,9 +449,12 @@ impl Buckets {
     }
 
     /// Takes out up to `units` of the bucket of the moment `charged`, if it still counts.
-    fn remove(&mut self, now: Micros, charged: Micros, units: u64) {
+    fn remove(&mut self, back: u64, now: Micros, charged: Micros, units: u64) {
+        if charged.cast_signed() <= self.moved {
+            return;
+        }
         let bucket = (charged.cast_signed() - self.base).div_euclid(self.width.cast_signed());
-        let found = self.counted(now).find(|&(counted, _)| counted.cast_signed() == bucket);
+        let found = self.counted(back, now).find(|&(counted, _)| counted.cast_signed() == bucket);
         if let Some((bucket, _)) = found {
             let count = &mut self.counts[Self::place(bucket)];
             *count -= units.min(*count);
