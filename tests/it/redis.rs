@@ -252,10 +252,45 @@ fn a_value_that_is_not_ours_is_a_failure_of_the_store() {
     let key = "tollgate:{acct.one}:plan:window";
     redis.cmd(&["LPUSH", key, "not", "ours"]);
     gateway.get("/x").key("k-free-1").send().expect(503);
-    redis.cmd(&["SET", key, "rubbish"]);
-    let status = gateway.get("/x").key("k-free-1").send().status;
-    assert!([503, 200].contains(&status), "status {status}");
+    for value in ["rubbish", "\u{2}w of another version"] {
+        redis.cmd(&["SET", key, value]);
+        gateway.get("/x").key("k-free-1").send().expect(503);
+    }
     gateway.get("/x").key("k-free-2").send().expect(200);
+    let unreadable = gateway.metric("tollgate_store_seconds_count", &[("result", "unreadable")]);
+    assert_eq!(unreadable.to_string(), "3");
+    let said = |line: &String| line.contains("Redis answers, and does not decide");
+    assert!(gateway.log_lines().iter().any(said));
+}
+
+#[test]
+fn a_call_that_nobody_waits_for_any_more_is_charged_to_nobody() {
+    // What a frozen Redis finds in its socket when it wakes was charged then: the caller paid for refusals.
+    let backend = Backend::ok();
+    let redis = Redis::start();
+    let config = Config::open(&backend)
+        .plan("p", r#"{ name = "window", limit = 100, per = "10m" }"#)
+        .key("k", "one", "p")
+        .server("workers = 1")
+        .table(&redis.tables("deny", "60ms"));
+    let gateway = Gateway::start(&config);
+    // One decision, so that the gateway has heard the time of Redis.
+    assert_eq!(gateway.get("/x").key("k").send().expect(200).remaining("window"), 99);
+    for _ in 0..3 {
+        redis.stop();
+        // Fewer than would drop the connection: what was sent stays in the socket.
+        for _ in 0..3 {
+            gateway.get("/x").key("k").send().expect(503);
+        }
+        // A call may be worth something for a budget longer than somebody waits: the gateway's idea of Redis's time is so exact.
+        std::thread::sleep(Duration::from_millis(120));
+        redis.cont();
+        eventually("the store to decide", Duration::from_secs(5), || {
+            (gateway.get("/x").key("k").send().status == 200).then_some(())
+        });
+    }
+    // Each of the three rounds ended with one that passed.
+    assert_eq!(gateway.get("/x").key("k").send().expect(200).remaining("window"), 95);
 }
 
 #[test]

@@ -20,6 +20,9 @@ const IN_FLIGHT_MAX: usize = 256;
 /// socket buffers and execute them all when it wakes.
 const TIMEOUTS_MAX: u32 = 5;
 
+/// How often a worker says that Redis refuses to decide: with every request it would fill the log.
+const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
+
 /// Redis within a budget.
 #[derive(Debug)]
 pub struct Guarded {
@@ -27,6 +30,8 @@ pub struct Guarded {
     budget: Duration,
     in_flight: Cell<usize>,
     timeouts: Cell<u32>,
+    /// When it was last said that Redis refuses.
+    complained: Cell<Option<Instant>>,
 }
 
 impl Guarded {
@@ -36,7 +41,8 @@ impl Guarded {
     /// When an address cannot be understood.
     pub fn new(settings: &RedisSettings, tally: Arc<Tally>) -> Result<Self, OpenError> {
         let store = RedisStore::new(settings, tally)?;
-        Ok(Self { store, budget: settings.budget, in_flight: Cell::new(0), timeouts: Cell::new(0) })
+        let (in_flight, timeouts, complained) = Default::default();
+        Ok(Self { store, budget: settings.budget, in_flight, timeouts, complained })
     }
 
     /// Begins to connect; see [`RedisStore::connect`].
@@ -69,6 +75,16 @@ impl Guarded {
         })
     }
 
+    /// Says what is wrong with Redis or with what it holds: it answers, so nobody would look for it there.
+    fn complain(&self, error: &StoreError) {
+        let now = clock::instant();
+        let is_due = self.complained.get().is_none_or(|last| now.duration_since(last) >= COMPLAIN_EVERY);
+        if is_due {
+            self.complained.set(Some(now));
+            tracing::warn!(%error, "Redis answers, and does not decide");
+        }
+    }
+
     fn count_timeout(&self) {
         self.timeouts.set(self.timeouts.get() + 1);
         if self.timeouts.get() >= TIMEOUTS_MAX {
@@ -89,6 +105,11 @@ impl Store for Guarded {
         match &answer {
             Err(StoreError::Timeout) => self.count_timeout(),
             _ => self.timeouts.set(0),
+        }
+        if let Err(error @ (StoreError::Refused(_) | StoreError::Unreadable(_) | StoreError::Nonsense(_))) =
+            &answer
+        {
+            self.complain(error);
         }
         answer
     }

@@ -324,9 +324,12 @@ fn standing(wait: i64, remaining: i64, next: i64) -> Option<Standing> {
 fn store_error(error: &RedisError) -> StoreError {
     let code = || error.code().unwrap_or("no code").to_owned();
     // A script of ours says so, or a value of another type says it for itself.
-    let ours = |detail: &str| detail.contains("TOLLGATE") && detail.contains("state");
-    if error.detail().is_some_and(ours) || error.code() == Some("WRONGTYPE") {
+    let says =
+        |words| error.detail().is_some_and(|detail| detail.contains("TOLLGATE") && detail.contains(words));
+    if says("state") || error.code() == Some("WRONGTYPE") {
         StoreError::Unreadable(code())
+    } else if says("clocks") {
+        StoreError::Refused("its clock and the gateway's are more than a period of a quota apart".to_owned())
     } else if error.is_timeout() {
         StoreError::Timeout
     } else if error.is_io_error() || error.is_connection_dropped() {
