@@ -179,6 +179,7 @@ impl Record {
             route: self.route.as_ref().map_or("unmatched", |route| &route.name),
             plan: self.caller.as_ref().map_or("none", |caller| &caller.plan),
             account: self.caller.as_ref().and_then(|caller| caller.account.as_deref()),
+            key: self.caller.as_ref().and_then(|caller| caller.key.as_deref()),
             outcome: self.outcome,
             limit: limit.map_or("", |rule| &rule.name),
             cost: self.counted().map(NonZeroU64::get),

@@ -13,8 +13,8 @@ use ipnet::IpNet;
 use reqwest::Url;
 use secrecy::SecretString;
 
-use super::mistakes::Place;
-use super::reader::{Table, Written};
+use super::mistakes::{Fault, Place};
+use super::reader::{Scalar, Table, Written};
 use super::settings::HeaderStyle;
 use super::units::{at_least_one, duration, duration_in, limit, size, whole_in};
 use super::words::{
@@ -429,7 +429,7 @@ impl LimitSection {
                     section.zone = table.get("zone", text);
                 }
                 AlgorithmWord::SlidingWindow | AlgorithmWord::TokenBucket => {
-                    section.per = table.require("per", duration);
+                    section.per = table.require("per", span);
                 }
                 AlgorithmWord::Concurrency => {}
             }
@@ -438,6 +438,14 @@ impl LimitSection {
         }
         section
     }
+}
+
+/// The `per` of a limit that is no quota.
+fn span(value: Scalar<'_>) -> Result<Duration, Fault> {
+    if matches!(value, Scalar::Text("day" | "week" | "month")) {
+        return Err(Fault::new("is a period of the calendar").hint("add algorithm = \"quota\""));
+    }
+    duration(value)
 }
 
 /// `[keys.NAME]`

@@ -83,13 +83,16 @@ impl Rejection {
         let binding = decision.binding().and_then(|index| rules.get(index).zip(decision.states.get(index)));
         let detail = binding.map_or_else(String::new, |(rule, standing)| {
             let (name, promise, left) = (&rule.name, rule.promise(), standing.remaining);
+            let takes = if rule.lends_slots() {
+                "every request takes one".to_owned()
+            } else {
+                format!("this request costs {cost}")
+            };
             let advice = match retry_after {
                 Some(seconds) => format!("Retry in {seconds} s."),
                 None => "Waiting cannot help.".to_owned(),
             };
-            format!(
-                "Limit \"{name}\" allows {promise}; this request costs {cost}, and {left} are left. {advice}"
-            )
+            format!("Limit \"{name}\" allows {promise}; {takes}, and {left} are left. {advice}")
         });
         Self::Limited { violated: decision.refusing().filter_map(name).collect(), retry_after, detail }
     }

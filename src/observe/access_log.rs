@@ -71,6 +71,8 @@ struct Line<'a> {
     plan: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     account: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    key: Option<&'a str>,
     decision: &'static str,
     /// The limit that refused; empty when none did.
     limit: &'a str,
@@ -153,6 +155,7 @@ impl<'a> Line<'a> {
             route: exchange.route,
             plan: exchange.plan,
             account: exchange.account,
+            key: exchange.key,
             decision: exchange.outcome.as_str(),
             limit: exchange.limit,
             cost: exchange.cost,

@@ -27,6 +27,8 @@ pub struct Exchange<'a> {
     pub plan: &'a str,
     /// The account, if one is known.
     pub account: Option<&'a str>,
+    /// The name of the API key's table, if one was shown.
+    pub key: Option<&'a str>,
     /// What became of the request.
     pub outcome: Outcome,
     /// The limit that refused or, in shadow, would have; or nothing.

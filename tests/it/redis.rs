@@ -274,9 +274,11 @@ fn a_call_that_nobody_waits_for_any_more_is_charged_to_nobody() {
         .server("workers = 1")
         .table(&redis.tables("deny", "60ms"));
     let gateway = Gateway::start(&config);
-    // One decision, so that the gateway has heard the time of Redis.
-    assert_eq!(gateway.get("/x").key("k").send().expect(200).remaining("window"), 99);
-    for _ in 0..3 {
+    // Also the very first calls, before the gateway has heard the time of Redis.
+    eventually("a connection", Duration::from_secs(5), || {
+        gateway.log_lines().iter().any(|line| line.contains("connected to Redis")).then_some(())
+    });
+    for _ in 0..4 {
         redis.stop();
         // Fewer than would drop the connection: what was sent stays in the socket.
         for _ in 0..3 {
@@ -422,5 +424,19 @@ fn a_window_that_was_made_longer_keeps_what_it_counts() {
     for key in redis.keys() {
         let lifetime = redis.number(&["PTTL", &key]);
         assert!(lifetime > 60_000, "{key} ends in {lifetime} ms");
+    }
+}
+
+#[test]
+fn readiness_comes_back_after_a_lost_connection() {
+    // The probe kept its dead connection for ever: one restart of Redis took every gateway out of the load balancer for good.
+    let backend = Backend::ok();
+    let redis = Redis::start();
+    let gateway = Gateway::start(&Config::shared(&backend).table(&strict(&redis)));
+    let ready = || (gateway.admin("/readyz").status == 200).then_some(());
+    eventually("the gateway to be ready", Duration::from_secs(5), ready);
+    for _ in 0..3 {
+        redis.cmd(&["CLIENT", "KILL", "TYPE", "normal"]);
+        eventually("the gateway to be ready again", Duration::from_secs(5), ready);
     }
 }

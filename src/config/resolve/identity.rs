@@ -49,8 +49,10 @@ fn anchors<'a>(
     accounts: &'a [AccountSection],
     context: &Context<'_>,
 ) -> HashMap<&'a str, u8> {
-    let owners: Vec<&str> =
+    let mut owners: Vec<&str> =
         keys.iter().filter_map(|key| key.account.as_ref()).map(|account| account.value.as_str()).collect();
+    owners.sort_unstable();
+    owners.dedup();
     let mut anchors = HashMap::new();
     for section in accounts {
         let known = context.exists("key of an account", &section.account, &owners);

@@ -160,7 +160,7 @@ pub(super) fn check_costs(raw: &Raw, plans: &[Plan], routes: &[Route], context: 
         for plan in plans.iter().filter(|plan| includes(route, plan)) {
             let own = plan.routes.get(&route.name).into_iter().flatten();
             if let Some(rule) = plan.limits.iter().chain(own).find(too_small) {
-                let hint = "lower the cost, raise the limit, or leave the plan out with routes.X.plans";
+                let hint = "lower the cost, raise the limit, or leave the plan out with `plans`";
                 context.note(fault(rule, &format!("plan \"{}\"", plan.name)).hint(hint), cost);
             }
         }

@@ -134,7 +134,7 @@ impl RedisStore {
     /// When it does not.
     pub async fn ping(&self) -> Result<(), StoreError> {
         let mut link = self.connection.link().await?;
-        link.ask(&::redis::cmd("PING")).await.map(drop).map_err(|error| store_error(&error))
+        link.ask(&::redis::cmd("PING")).await.map(drop).map_err(|error| self.failed(&error))
     }
 
     /// Lets go of the connection, so that nothing more is buffered for a Redis that does not answer.
@@ -194,12 +194,25 @@ impl RedisStore {
             Err(error) if script::is_missing(&error) => link.ask(&script.healed(&by_hash)).await,
             answer => answer,
         };
-        answer.map_err(|error| {
-            if connection::is_beyond_repair(&error) {
-                self.connection.drop_link();
-            }
-            store_error(&error)
-        })
+        answer.map_err(|error| self.failed(&error))
+    }
+
+    /// What an error means; a connection that is of no further use is let go of.
+    fn failed(&self, error: &RedisError) -> StoreError {
+        if connection::is_beyond_repair(error) {
+            self.connection.drop_link();
+        }
+        store_error(error)
+    }
+
+    /// Asks Redis for its time, so that a call can say until when it is worth something.
+    async fn hear_the_time(&self, link: &mut Link) -> Result<(), StoreError> {
+        let issued = clock::instant();
+        let time = link.ask(&::redis::cmd("TIME")).await.map_err(|error| self.failed(&error))?;
+        let (seconds, micros): (u64, u64) =
+            ::redis::from_redis_value(time).map_err(|_| StoreError::Nonsense("not a time"))?;
+        self.clock.learn(issued, seconds.saturating_mul(1_000_000).saturating_add(micros));
+        Ok(())
     }
 }
 
@@ -211,6 +224,9 @@ impl Store for RedisStore {
         let mut link = self.connection.link().await?;
         let asking = self.asking(charge);
         let mut script = self.scripts.deciding(charge.rules);
+        if charge.deadline.is_some() && !self.clock.is_known() {
+            self.hear_the_time(&mut link).await?;
+        }
         let mut end = charge.deadline.map_or(0, |deadline| self.clock.latest_at(deadline));
         for _ in 0..ATTEMPTS {
             let issued = clock::instant();

@@ -35,6 +35,12 @@ impl ServerClock {
         Self { beginning, period: Cell::new(Period { began: beginning, lead: None, before: None }) }
     }
 
+    /// Whether anything is known.
+    pub(super) fn is_known(&self) -> bool {
+        let Period { lead, before, .. } = self.period.get();
+        lead.or(before).is_some()
+    }
+
     /// The latest that it may be in Redis's time at this moment; 0 while nothing is known of that time.
     pub(super) fn latest_at(&self, moment: Instant) -> Micros {
         let Period { lead, before, .. } = self.period.get();
