@@ -15,6 +15,7 @@
 //! | `slots` | requests in flight, calendar quotas |
 //! | `redis` | keys, expiry, scripts, restart, memory that is full |
 //! | `cluster` | Redis Cluster: exact counts, slots that move, a failover, nodes that are lost |
+//! | `replay` | every decision under faults, held against a brute-force oracle |
 //! | `outage` | Redis absent, refusing, frozen |
 //! | `observing` | metrics, access log, no credential anywhere |
 //! | `dashboards` | every panel and alert has data, in a real Prometheus |
@@ -53,6 +54,7 @@ mod outage;
 mod paths;
 mod proxying;
 mod redis;
+mod replay;
 mod slots;
 mod support;
 mod tidy;

@@ -1,0 +1,136 @@
+//! Every decision of a fleet under faults, held against a brute-force oracle.
+//!
+//! Three gateways with 64 connections each count on one Redis, which is paused, restarted and failed over at random. Each
+//! decision is in a gateway's log, with the moment at which the store made it (`decided_at`), and in a client's answer, with
+//! what is left of each limit and when there is more. The trace of all of them, in the order of the store's clock, goes
+//! through an [`oracle`] that knows the definitions of the manual and nothing of the source.
+//!
+//! # When a decision is right
+//!
+//! 1. No two decisions of a store have the same time, and none has a time at which no server ran.
+//! 2. A call is admitted if and only if it fits every limit of its plan, as the definitions have it; a bucketed window may
+//!    also refuse what fits a window of `per` and not one of `per` and a sixtieth. A refusal names a limit that refuses.
+//! 3. The answer says exactly how many units are left of each limit (of a bucketed window: between what the two windows
+//!    say), in how many seconds there are more, and after how many to come again.
+//!
+//! # What may explain a decision that looks wrong
+//!
+//! Two things, and each has bounds:
+//!
+//! * **A call without an answer.** A gateway that gives up on the store writes another `source` into its log, and nobody knows
+//!   whether the call was executed. Was it, then after the client sent it and before its end (`not_after`), at a moment when
+//!   a server ran. Until more is known all of these calls, some or none may have been charged. The next answer that says how
+//!   many units are left settles how many of them were, and from then on that number is certain.
+//! * **A loss.** An empty restart loses every charge before it, no more and no less. A failover loses every charge after one
+//!   single moment and none before it; the moment lies between 500 ms before the replica was promoted and the promotion, and
+//!   is the same for all accounts. A restart of a server that had its writes on disk loses nothing.
+//!
+//! All pasts that these rules allow are followed side by side; a decision is wrong when it contradicts every one of them.
+//! Without a fault there is one past, and so no tolerance at all.
+//!
+//! Deliberately not here: concurrency limits and settled charges, of which no log says when a slot or units came back.
+
+mod check;
+mod oracle;
+mod random;
+mod servers;
+mod traffic;
+
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use check::{Call, Loss, Tally, Trace, check, ordered};
+use random::Random;
+use servers::{Fault, Servers};
+use traffic::{BUDGET, Calls, Standstills, call_all, config, summary, traces};
+
+use crate::support::{Backend, Gateway, Store};
+
+/// Of so many decisions one at most may need an explanation by a call without an answer.
+const OWED_AT_MOST: u64 = 20;
+
+/// Holds the traces against the oracle and says what came of it.
+#[track_caller]
+fn holds(what: &str, traces: &[Trace], losses: &[Loss]) -> Tally {
+    let begun = Instant::now();
+    let tally = check(traces, losses).unwrap_or_else(|disagreement| panic!("{what}: {disagreement}"));
+    println(&format!("{what}: {tally:?} in {:?};{}", begun.elapsed(), summary(traces)));
+    for trace in traces {
+        let refused = |call: &Call| matches!(call, Call::Decided(decision) if !decision.allowed);
+        let never_refused = !trace.calls.iter().any(refused);
+        assert!(!never_refused, "{what}: {} was never refused, which shows nothing", trace.account);
+    }
+    tally
+}
+
+#[expect(clippy::print_stdout, reason = "the seed and the numbers, for whoever reads the output of a test")]
+fn println(text: &str) {
+    println!("{text}");
+}
+
+/// A seed that was never used, or the one that `REPLAY_SEED` names.
+#[expect(clippy::disallowed_methods, reason = "the one place that reads it")]
+fn random(what: &str) -> Random {
+    let fresh = || SystemTime::UNIX_EPOCH.elapsed().unwrap().as_micros().to_string();
+    let seed = std::env::var("REPLAY_SEED").unwrap_or_else(|_| fresh());
+    println(&format!("{what}: REPLAY_SEED={seed}"));
+    Random::new(seed.parse().unwrap())
+}
+
+/// Three gateways on one Redis: first in peace, then with these faults.
+#[track_caller]
+fn three_gateways(what: &str, calm: Duration, rounds: usize, pause: Duration) {
+    let mut random = random(what);
+    let backend = Backend::ok();
+    let mut servers = Servers::start();
+    let gateways = ["local", "deny", "local"].map(|on_failure| {
+        Gateway::start(&config(&backend).server("workers = 2").table(&servers.tables(on_failure, BUDGET)))
+    });
+    // The first calls of all, and so from nothing on.
+    let mut calls = Calls::default();
+    call_all(&gateways, &mut calls, &mut random, || thread::sleep(calm));
+    let tally = holds(&format!("{what}, in peace"), &traces(&gateways, &calls, &Standstills::new()), &[]);
+    assert_eq!((tally.unanswered, tally.owed_to_unanswered, tally.owed_to_loss), (0, 0, 0), "{what}");
+
+    let mut choice = random.clone();
+    call_all(&gateways, &mut calls, &mut random, || {
+        for _ in 0..rounds {
+            let mut faults = Fault::ALL;
+            choice.shuffle(&mut faults);
+            for fault in faults {
+                thread::sleep(choice.span(pause / 2, pause * 3 / 2));
+                servers.suffer(fault, &mut choice);
+            }
+        }
+        thread::sleep(pause);
+    });
+    let traces = traces(&gateways, &calls, &servers.standstills);
+    ordered(&traces).unwrap_or_else(|disagreement| panic!("{what}: {disagreement}"));
+    let tally = holds(&format!("{what}, with faults"), &traces, &servers.losses);
+    assert!(tally.lost > 0 && tally.unanswered > 0, "{what}: nothing was lost and no call was held up");
+    assert!(tally.owed_to_unanswered * OWED_AT_MOST <= tally.decisions, "{what}: {tally:?}");
+}
+
+#[test]
+fn every_decision_of_three_gateways_equals_the_oracle() {
+    three_gateways("short", Duration::from_millis(2_000), 1, Duration::from_millis(1_000));
+}
+
+#[test]
+#[ignore = "takes minutes: ./test long"]
+fn every_decision_of_three_gateways_equals_the_oracle_for_minutes() {
+    three_gateways("long", Duration::from_secs(20), 25, Duration::from_millis(1_500));
+}
+
+#[test]
+fn every_decision_of_one_gateway_in_memory_equals_the_oracle() {
+    let mut random = random("memory");
+    let backend = Backend::ok();
+    let config = config(&backend).server("workers = 4").store(&Store::Memory);
+    let gateways = [Gateway::start(&config)];
+    let mut calls = Calls::default();
+    call_all(&gateways, &mut calls, &mut random, || thread::sleep(Duration::from_millis(2_000)));
+    let traces = traces(&gateways, &calls, &Standstills::new());
+    let tally = holds("memory", &traces, &[]);
+    assert_eq!((tally.unanswered, tally.owed_to_unanswered, tally.owed_to_loss), (0, 0, 0));
+}

@@ -1,0 +1,276 @@
+//! The calls: who makes them, what the answers and the logs say of them, and the traces that come out of that.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, SystemTime};
+
+use serde_json::Value;
+
+use super::check::{Call, Decision, Left, Trace};
+use super::oracle::{Limit, Micros, Promise};
+use super::random::Random;
+use crate::support::{Answer, Backend, Config, Connection, Gateway, Request};
+
+/// Connections to each gateway.
+pub(super) const CONNECTIONS: usize = 64;
+
+/// How long a gateway may wait for the store. Long enough for a busy machine, short enough to be over in a pause.
+pub(super) const BUDGET: Duration = Duration::from_millis(500);
+
+/// What a connection waits between two calls: up to twice as long.
+const PAUSE: Duration = Duration::from_millis(60);
+
+/// What the paths cost, each a route.
+const COSTS: [u64; 5] = [1, 3, 7, 100, 333];
+
+/// A caller: the name of its plan and account, its limits, and what its calls may cost.
+struct Caller {
+    name: &'static str,
+    limits: &'static [Limit],
+    costs: &'static [u64],
+}
+
+const fn window(name: &'static str, limit: u64, milliseconds: u64) -> Limit {
+    Limit { name, promise: Promise::Window { limit, per: milliseconds * 1_000 } }
+}
+
+const fn bucket(name: &'static str, limit: u64, burst: u64) -> Limit {
+    Limit { name, promise: Promise::Bucket { limit, per: 1_000_000, burst } }
+}
+
+const fn month(name: &'static str, limit: u64) -> Limit {
+    Limit { name, promise: Promise::Month { limit } }
+}
+
+/// Each asks for several times what it may have.
+const CALLERS: [Caller; 8] = [
+    Caller { name: "one", limits: &[window("one", 1, 50)], costs: &[1] },
+    Caller { name: "ten", limits: &[window("ten", 10, 200)], costs: &[1, 3] },
+    Caller { name: "hundred", limits: &[window("hundred", 100, 1_000)], costs: &[1, 3] },
+    Caller { name: "thousand", limits: &[window("thousand", 1_000, 2_500)], costs: &[3, 7] },
+    Caller {
+        name: "wide",
+        limits: &[Limit { name: "wide", promise: Promise::Bucketed { limit: 20_000, per: 1_500_000 } }],
+        costs: &[100, 333],
+    },
+    Caller { name: "bucket", limits: &[bucket("bucket", 70, 40)], costs: &[1, 3] },
+    Caller { name: "month", limits: &[month("month", 1_500)], costs: &[1, 3, 7] },
+    Caller {
+        name: "several",
+        limits: &[
+            window("burst", 20, 300),
+            window("window", 150, 2_000),
+            bucket("bucket", 60, 50),
+            month("month", 1_000_000),
+        ],
+        costs: &[1, 3],
+    },
+];
+
+/// The configuration of every gateway.
+pub(super) fn config(backend: &Backend) -> Config {
+    let mut config = Config::bare(backend.address());
+    for cost in COSTS {
+        let callers = CALLERS.iter().filter(|caller| caller.costs.contains(&cost));
+        let plans: Vec<&str> = callers.map(|caller| caller.name).collect();
+        let lines = format!("cost = {cost}\nplans = {plans:?}");
+        config = config.route(&format!("cost_{cost}"), &format!("/{cost}"), &lines);
+    }
+    for Caller { name, limits, .. } in &CALLERS {
+        let limits: Vec<String> = limits.iter().map(as_toml).collect();
+        config = config.plan(name, &limits.join(", ")).key(&format!("k-{name}"), name, name);
+    }
+    config
+}
+
+fn as_toml(limit: &Limit) -> String {
+    let name = limit.name;
+    let ms = |per: Micros| per / 1_000;
+    match limit.promise {
+        Promise::Window { limit, per } | Promise::Bucketed { limit, per } => {
+            format!(r#"{{ name = "{name}", limit = {limit}, per = "{}ms" }}"#, ms(per))
+        }
+        Promise::Bucket { limit, per, burst } => format!(
+            r#"{{ name = "{name}", limit = {limit}, per = "{}ms", algorithm = "token_bucket", burst = {burst} }}"#,
+            ms(per)
+        ),
+        Promise::Month { limit } => {
+            format!(
+                r#"{{ name = "{name}", limit = {limit}, per = "month", algorithm = "quota", zone = "UTC" }}"#
+            )
+        }
+    }
+}
+
+/// The wall clock, which is also that of every Redis on this machine.
+pub(super) fn wall() -> Micros {
+    let since = SystemTime::UNIX_EPOCH.elapsed().expect("it is after 1970");
+    u64::try_from(since.as_micros()).expect("it is before the year 586,000")
+}
+
+/// One call as its client saw it.
+struct Seen {
+    caller: usize,
+    cost: u64,
+    sent: Micros,
+    received: Micros,
+    answer: Answer,
+}
+
+/// All calls to some gateways, by their id.
+#[derive(Default)]
+pub(super) struct Calls(HashMap<String, Seen>);
+
+/// Calls all gateways on [`CONNECTIONS`] connections each for as long as `during` runs, and adds these calls to `calls`.
+pub(super) fn call_all<T>(
+    gateways: &[Gateway],
+    calls: &mut Calls,
+    random: &mut Random,
+    during: impl FnOnce() -> T,
+) -> T {
+    let over = AtomicBool::new(false);
+    // Two rounds of calls to the same gateways must not share their ids.
+    let round = random.below(usize::MAX);
+    let outcome = thread::scope(|scope| {
+        let mut clients = Vec::new();
+        for (gateway, number) in
+            gateways.iter().flat_map(|gateway| (0..CONNECTIONS).map(move |n| (gateway, n)))
+        {
+            let name = format!("{}-{round:x}-{number}", gateway.address().port());
+            let (random, over) = (random.fork(), &over);
+            clients.push(scope.spawn(move || client(&name, gateway.connect(), random, over)));
+        }
+        // The clients must end also when `during` fails, or the scope would wait for ever.
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(during));
+        over.store(true, Ordering::Relaxed);
+        calls.0.extend(clients.into_iter().flat_map(|client| client.join().unwrap()));
+        outcome
+    });
+    match outcome {
+        Ok(value) => value,
+        Err(failure) => std::panic::resume_unwind(failure),
+    }
+}
+
+fn client(
+    name: &str,
+    mut connection: Connection,
+    mut random: Random,
+    over: &AtomicBool,
+) -> Vec<(String, Seen)> {
+    let mut calls = Vec::new();
+    while !over.load(Ordering::Relaxed) {
+        thread::sleep(random.span(Duration::ZERO, 2 * PAUSE));
+        let caller = random.below(CALLERS.len());
+        let costs = CALLERS[caller].costs;
+        let cost = costs[random.below(costs.len())];
+        let id = format!("{name}-{}", calls.len());
+        let request = Request::get(&format!("/{cost}"))
+            .key(&format!("k-{}", CALLERS[caller].name))
+            .header("X-Request-Id", &id);
+        let sent = wall();
+        let answer = request.on(&mut connection);
+        calls.push((id, Seen { caller, cost, sent, received: wall(), answer }));
+    }
+    calls
+}
+
+/// Spans in which no server could execute anything, in the order of time.
+pub(super) type Standstills = Vec<(Micros, Micros)>;
+
+/// Joins what the clients saw with what the gateways logged, and sorts it by account.
+#[track_caller]
+pub(super) fn traces(gateways: &[Gateway], calls: &Calls, standstills: &Standstills) -> Vec<Trace> {
+    let mut traces: Vec<Trace> = CALLERS
+        .iter()
+        .map(|caller| Trace {
+            account: caller.name.to_owned(),
+            limits: caller.limits.to_vec(),
+            calls: Vec::new(),
+        })
+        .collect();
+    let mut joined = 0;
+    for gateway in gateways {
+        let prefix = format!("{}-", gateway.address().port());
+        let count = calls.0.keys().filter(|id| id.starts_with(&prefix)).count();
+        for line in gateway.access_log(count) {
+            let id = line["request_id"].as_str().expect("every line names its request");
+            let seen = calls.0.get(id).unwrap_or_else(|| panic!("nobody made this call: {line}"));
+            joined += 1;
+            traces[seen.caller].calls.extend(call(&line, seen, standstills));
+        }
+    }
+    // Each call has its line: else a decision would be missing in the trace, and the oracle would be blamed for it.
+    assert_eq!(joined, calls.0.len(), "calls with a line in the log");
+    traces
+}
+
+/// What one call adds to the trace of its account.
+#[track_caller]
+fn call(line: &Value, seen: &Seen, standstills: &Standstills) -> Option<Call> {
+    let Caller { name, limits, .. } = &CALLERS[seen.caller];
+    assert_eq!(line["account"], *name, "{line}");
+    assert!(line.get("spent").is_none(), "nothing is settled here: {line}");
+    if line["source"] != "store" {
+        let asked = line["store_ms"].as_f64().map_or(Duration::ZERO, |ms| Duration::from_secs_f64(ms / 1e3));
+        return unanswered(seen, asked, standstills);
+    }
+    let allowed = line["decision"] == "allowed";
+    assert!(allowed || line["decision"] == "denied", "{line}");
+    assert_eq!(line["cost"], seen.cost, "{line}");
+    assert_eq!(seen.answer.status, if allowed { 200 } else { 429 }, "{line}");
+    let at = line["decided_at"].as_u64().expect("the store says when");
+    assert!((seen.sent..=seen.received).contains(&at), "decided in between: {line}");
+    let stands = |(begin, end): &(Micros, Micros)| (*begin..*end).contains(&at);
+    assert!(!standstills.iter().any(stands), "decided while no server ran: {line}");
+    let left = |limit: &Limit| Left {
+        remaining: seen.answer.remaining(limit.name),
+        more_in: seen.answer.rate_limit(limit.name, "t"),
+    };
+    Some(Call::Decided(Decision {
+        at,
+        cost: seen.cost,
+        allowed,
+        refused_by: line["limit"].as_str().unwrap_or_default().to_owned(),
+        left: limits.iter().map(left).collect(),
+        retry_after: seen.answer.retry_after(),
+    }))
+}
+
+/// A call that the gateway gave up on after it had asked for so long; nothing if no server can have executed it.
+fn unanswered(seen: &Seen, asked: Duration, standstills: &Standstills) -> Option<Call> {
+    let micros = |span: Duration| u64::try_from(span.as_micros()).expect("spans are short");
+    // The question carries an end: the budget after it was asked, by a clock that is wrong by what one reply took, at
+    // most, and that is the budget again.
+    let mut to = seen.received - micros(asked).min(seen.received - seen.sent) + 2 * micros(BUDGET);
+    let mut from = seen.sent;
+    for &(begin, end) in standstills {
+        if (begin..end).contains(&from) {
+            from = end;
+        }
+    }
+    for &(begin, end) in standstills.iter().rev() {
+        if (begin..end).contains(&to) {
+            to = begin;
+        }
+    }
+    (from <= to).then_some(Call::Unanswered { from, to, cost: seen.cost })
+}
+
+/// For a failing run: how the calls of each account were answered.
+pub(super) fn summary(traces: &[Trace]) -> String {
+    traces.iter().fold(String::new(), |mut text, trace| {
+        let decided = |wanted: Option<bool>| {
+            let same = |call: &&Call| match call {
+                Call::Decided(decision) => wanted == Some(decision.allowed),
+                Call::Unanswered { .. } => wanted.is_none(),
+            };
+            trace.calls.iter().filter(same).count()
+        };
+        let (allowed, refused, unanswered) = (decided(Some(true)), decided(Some(false)), decided(None));
+        write!(text, " {}: {allowed}+{refused}+{unanswered};", trace.account).unwrap();
+        text
+    })
+}
