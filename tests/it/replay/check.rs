@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::oracle::{Charge, Limit, Micros, View};
+use super::oracle::{Charge, Known, Limit, Micros, Past, Promise, View};
 
 /// One call of an account, as the gateway's log and the client's answer tell it.
 #[derive(Debug, Clone)]
@@ -14,7 +14,7 @@ pub(super) enum Call {
 }
 
 /// A decision of the store.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Decision {
     /// By the store's clock.
     pub(super) at: Micros,
@@ -73,6 +73,8 @@ pub(super) struct Tally {
     pub(super) refused: u64,
     /// Calls that the gateways did not wait for and that a server may have executed.
     pub(super) unanswered: u64,
+    /// Units that these turned out to have taken.
+    pub(super) taken_by_unanswered: u64,
     /// Refusals that only such a call explains.
     pub(super) owed_to_unanswered: u64,
     /// Acknowledged charges that a server lost.
@@ -95,7 +97,9 @@ impl std::fmt::Display for Disagreement {
 type Cuts = Vec<(Micros, Micros)>;
 
 /// Holds the traces of one store's accounts against the oracle. `losses` are in the order of time.
-pub(super) fn check(traces: &[Trace], losses: &[Loss]) -> Result<Tally, Disagreement> {
+///
+/// With the tally comes, for each loss, the last moment that it can have begun at.
+pub(super) fn check(traces: &[Trace], losses: &[Loss]) -> Result<(Tally, Vec<Micros>), Disagreement> {
     let mut tally = Tally::default();
     let mut cuts: Vec<Vec<Cuts>> = Vec::new();
     for trace in traces {
@@ -103,15 +107,17 @@ pub(super) fn check(traces: &[Trace], losses: &[Loss]) -> Result<Tally, Disagree
         tally.add(&world.tally);
         cuts.push(world.cuts);
     }
-    for (number, loss) in losses.iter().enumerate() {
+    let moments = losses.iter().enumerate().map(|(number, loss)| {
         let of_all: Vec<&Cuts> = cuts.iter().map(|cuts| &cuts[number]).collect();
-        if !of_all.is_empty() && !share_a_moment(&of_all) {
-            return Err(Disagreement(format!(
-                "no single moment explains what {loss:?} took from each account"
-            )));
-        }
-    }
-    Ok(tally)
+        let moment = shared_moment(&of_all).filter(|_| !of_all.is_empty());
+        moment.ok_or_else(|| {
+            Disagreement(format!(
+                "no single moment explains what {loss:?} took from each account: {of_all:?}"
+            ))
+        })
+    });
+    let moments = moments.collect::<Result<_, _>>()?;
+    Ok((tally, moments))
 }
 
 /// No two decisions of a Redis at the same moment: else nothing would say which of them came first.
@@ -131,10 +137,11 @@ pub(super) fn ordered(traces: &[Trace]) -> Result<(), Disagreement> {
     Ok(())
 }
 
-fn share_a_moment(of_all: &[&Cuts]) -> bool {
-    let begins = of_all.iter().flat_map(|cuts| cuts.iter().map(|(begin, _)| *begin));
+/// The last moment that lies in a gap of each account.
+fn shared_moment(of_all: &[&Cuts]) -> Option<Micros> {
+    let ends = of_all.iter().flat_map(|cuts| cuts.iter().map(|(_, end)| end - 1));
     let holds = |cuts: &Cuts, moment| cuts.iter().any(|&(begin, end)| begin <= moment && moment < end);
-    begins.into_iter().any(|moment| of_all.iter().all(|cuts| holds(cuts, moment)))
+    ends.filter(|&moment| of_all.iter().all(|cuts| holds(cuts, moment))).max()
 }
 
 /// One account's trace through the oracle. What is left when several pasts explain it: the one that needs the fewest
@@ -166,7 +173,7 @@ fn replay(trace: &Trace, losses: &[Loss]) -> Result<World, Disagreement> {
         worlds = lose(worlds, loss);
     }
     // With nothing left to tell them apart.
-    worlds.iter_mut().for_each(|world| world.charges.clear());
+    worlds.iter_mut().for_each(World::forget_all);
     merge(&mut worlds, &[], 0);
     Ok(worlds.swap_remove(0))
 }
@@ -197,7 +204,7 @@ fn merge(worlds: &mut Vec<World>, limits: &[Limit], now: Micros) {
     }
     let mut merged: Vec<World> = Vec::new();
     for world in worlds.drain(..) {
-        match merged.iter_mut().find(|other| other.charges == world.charges) {
+        match merged.iter_mut().find(|other| other.charges == world.charges && other.known == world.known) {
             Some(other) => other.absorb(world),
             None => merged.push(world),
         }
@@ -230,6 +237,8 @@ impl Call {
 struct World {
     /// In the order of the calls.
     charges: Vec<Charge>,
+    /// For each limit what an answer has told of it, where the charges leave it in doubt. Empty before the first doubt.
+    known: Vec<Option<Known>>,
     /// For each loss so far, when it can have begun.
     cuts: Vec<Cuts>,
     tally: Tally,
@@ -257,20 +266,33 @@ impl World {
         Ok(())
     }
 
-    fn fits(&self, limit: &Limit, view: View, decision: &Decision) -> bool {
-        limit.fits_at(&self.charges, view, decision.at, decision.cost) == Some(decision.at)
+    /// The limits of the plan, each with all that it is judged by.
+    fn judged<'a>(&'a self, limits: &'a [Limit]) -> impl Iterator<Item = (&'a Limit, Past<'a>)> {
+        limits.iter().enumerate().map(|(number, limit)| {
+            let known = self.known.get(number).copied().flatten();
+            (limit, Past { charges: &self.charges, known })
+        })
+    }
+
+    /// The limits that refuse this call.
+    fn refusing<'a>(
+        &'a self,
+        limits: &'a [Limit],
+        view: View,
+        decision: &'a Decision,
+    ) -> impl Iterator<Item = &'a str> {
+        let fits = move |limit: &Limit, past| {
+            limit.fits_at(past, view, decision.at, decision.cost) == Some(decision.at)
+        };
+        self.judged(limits).filter(move |(limit, past)| !fits(limit, *past)).map(|(limit, _)| limit.name)
     }
 
     fn admit(&mut self, limits: &[Limit], decision: &Decision) -> Result<(), Disagreement> {
-        if let Some(limit) = limits.iter().find(|limit| !self.fits(limit, View::Least, decision)) {
-            return Err(self.disagreement(
-                limits,
-                decision,
-                &format!("admitted, but {} is exhausted", limit.name),
-            ));
+        if let Some(limit) = self.refusing(limits, View::Least, decision).next() {
+            return Err(self.disagreement(limits, decision, &format!("admitted, but {limit} is exhausted")));
         }
         self.tally.decisions += 1;
-        if !limits.iter().all(|limit| self.fits(limit, View::Remembered, decision)) {
+        if self.refusing(limits, View::Remembered, decision).next().is_some() {
             self.tally.owed_to_loss += 1;
         }
         let (at, units) = (decision.at, decision.cost);
@@ -279,18 +301,14 @@ impl World {
     }
 
     fn refuse(&mut self, limits: &[Limit], decision: &Decision) -> Result<(), Disagreement> {
-        let refusing = limits.iter().filter(|limit| !self.fits(limit, View::Most, decision));
-        if !refusing.clone().any(|limit| limit.name == decision.refused_by) {
-            let names: Vec<&str> = refusing.map(|limit| limit.name).collect();
-            return Err(self.disagreement(
-                limits,
-                decision,
-                &format!("refused, but of the limits {names:?} do"),
-            ));
+        let refusing: Vec<&str> = self.refusing(limits, View::Most, decision).collect();
+        if !refusing.contains(&decision.refused_by.as_str()) {
+            let text = format!("refused by {:?}, but those that do are {refusing:?}", decision.refused_by);
+            return Err(self.disagreement(limits, decision, &text));
         }
         self.tally.decisions += 1;
         self.tally.refused += 1;
-        if limits.iter().all(|limit| self.fits(limit, View::Certain, decision)) {
+        if self.refusing(limits, View::Certain, decision).next().is_none() {
             self.tally.owed_to_unanswered += 1;
         }
         Ok(())
@@ -298,15 +316,15 @@ impl World {
 
     /// Holds what the answer says of the limits against the oracle: what is left, when there is more, when to come again.
     fn compare(&self, limits: &[Limit], decision: &Decision) -> Result<(), Disagreement> {
-        for (limit, left) in limits.iter().zip(&decision.left) {
-            let view = |view| limit.available(&self.charges, view, decision.at);
+        for ((limit, past), left) in self.judged(limits).zip(&decision.left) {
+            let view = |view| limit.available(past, view, decision.at);
             let (least, most) = (view(View::Most), view(View::Least));
             if !(least..=most).contains(&left.remaining) {
                 let text = format!("of {} are left {}, not {least}..={most}", limit.name, left.remaining);
                 return Err(self.disagreement(limits, decision, &text));
             }
             let more_at = |view| {
-                let at = limit.fits_at(&self.charges, view, decision.at, left.remaining + 1);
+                let at = limit.fits_at(past, view, decision.at, left.remaining + 1);
                 at.map(|at| (at - decision.at).div_ceil(SECOND))
             };
             let (soonest, latest) = (more_at(View::Least), more_at(View::Most));
@@ -317,8 +335,9 @@ impl World {
             }
         }
         let again = |view| {
-            let waits =
-                limits.iter().map(|limit| limit.fits_at(&self.charges, view, decision.at, decision.cost));
+            let fits_at =
+                |(limit, past): (&Limit, Past<'_>)| limit.fits_at(past, view, decision.at, decision.cost);
+            let waits = self.judged(limits).map(fits_at);
             let longest = waits.map(|at| at.map(|at| at - decision.at)).collect::<Option<Vec<_>>>();
             longest.map_or(0, |waits| waits.into_iter().max().unwrap_or(0).div_ceil(SECOND).max(1))
         };
@@ -333,9 +352,36 @@ impl World {
         }
     }
 
+    /// Learns what the answer tells of calls without an answer.
+    fn learn(&mut self, limits: &[Limit], decision: &Decision) {
+        self.learn_units(limits, decision);
+        self.learn_levels(limits, decision);
+    }
+
+    /// A bucket in doubt: the answer says its level, to a unit. The next one says more.
+    fn learn_levels(&mut self, limits: &[Limit], decision: &Decision) {
+        if self
+            .charges
+            .iter()
+            .any(|charge| !charge.lost && charge.from <= decision.at && charge.to > decision.at)
+        {
+            return;
+        }
+        let known = |((limit, past), left): ((&Limit, Past<'_>), &Left)| {
+            let Promise::Bucket { per, .. } = limit.promise else { return None };
+            let per = i128::from(per);
+            let view = |view| limit.level(past, view, decision.at);
+            let (least, most) = (view(View::Most), view(View::Least));
+            let told = i128::from(left.remaining) * per;
+            let known = Known { at: decision.at, least: least.max(told), most: most.min(told + per - 1) };
+            if least == most { past.known } else { Some(known) }
+        };
+        self.known = self.judged(limits).zip(&decision.left).map(known).collect();
+    }
+
     /// The answer says how many units are left; so it may say how many the calls without an answer took, all in all. When
     /// only one number explains it, that is what they took, at some moment or other.
-    fn learn(&mut self, limits: &[Limit], decision: &Decision) {
+    fn learn_units(&mut self, limits: &[Limit], decision: &Decision) {
         let is_open = |charge: &Charge| !charge.certain && !charge.lost && charge.to <= decision.at;
         let open = || self.charges.iter().filter(|charge| is_open(charge));
         let total: u64 = open().map(|charge| charge.units).sum();
@@ -350,8 +396,8 @@ impl World {
         let place = charges.len() - usize::from(charges.last().is_some_and(|last| last.from == decision.at));
         charges.insert(place, Charge { from, to, units: 0, certain: true, lost: false });
         let explains = |charges: &[Charge]| {
-            limits.iter().zip(&decision.left).filter(|(limit, _)| limit.is_exact()).all(|(limit, left)| {
-                let view = |view| limit.available(charges, view, decision.at);
+            limits.iter().zip(&decision.left).filter(|(limit, _)| limit.tells_usage()).all(|(limit, left)| {
+                let view = |view| limit.available(Past { charges, known: None }, view, decision.at);
                 (view(View::Most)..=view(View::Least)).contains(&left.remaining)
             })
         };
@@ -363,10 +409,12 @@ impl World {
             charges[place].units = units;
             charges.retain(|charge| charge.units > 0);
             self.charges = charges;
+            self.tally.taken_by_unanswered += units;
         }
     }
 
     fn without_everything(mut self, killed: Micros, launched: Micros) -> Self {
+        self.known.clear();
         for charge in self.charges.iter_mut().filter(|charge| !charge.lost) {
             if charge.to > launched {
                 // Only a call whose answer nobody saw can belong to the new server.
@@ -393,6 +441,7 @@ impl World {
     /// Without what was charged after the moment of this gap, on a server that was gone at `killed`.
     fn without_suffix(&self, (begin, end): (Micros, Micros), killed: Micros) -> Self {
         let mut world = self.clone();
+        world.known.clear();
         for charge in world.charges.iter_mut().filter(|charge| !charge.lost) {
             if charge.to <= begin {
                 continue;
@@ -416,6 +465,11 @@ impl World {
         if let Some(memory) = memory {
             self.charges.retain(|charge| charge.to + memory > now);
         }
+    }
+
+    fn forget_all(&mut self) {
+        self.charges.clear();
+        self.known.clear();
     }
 
     /// Two pasts that the future cannot tell apart.
@@ -465,8 +519,198 @@ impl Tally {
         self.decisions += other.decisions;
         self.refused += other.refused;
         self.unanswered += other.unanswered;
+        self.taken_by_unanswered += other.taken_by_unanswered;
         self.owed_to_unanswered += other.owed_to_unanswered;
         self.lost += other.lost;
         self.owed_to_loss += other.owed_to_loss;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::oracle::Promise;
+    use super::*;
+
+    /// When the traces begin.
+    const START: Micros = 1_800_000_000 * SECOND;
+
+    /// 2 units a second.
+    const TWO: Limit = Limit { name: "two", promise: Promise::Window { limit: 2, per: SECOND } };
+
+    /// A call of one unit, so many milliseconds after [`START`]: admitted, with so many left and more in a second.
+    fn admitted(at: Micros, remaining: u64) -> Decision {
+        let left = vec![Left { remaining, more_in: Some(1) }];
+        let at = START + at * 1_000;
+        Decision { at, cost: 1, allowed: true, refused_by: String::new(), left, retry_after: None }
+    }
+
+    fn refused(at: Micros) -> Decision {
+        Decision { allowed: false, refused_by: "two".to_owned(), retry_after: Some(1), ..admitted(at, 0) }
+    }
+
+    fn unanswered(from: Micros, to: Micros) -> Call {
+        Call::Unanswered { from: START + from * 1_000, to: START + to * 1_000, cost: 1 }
+    }
+
+    fn trace(decisions: Vec<Decision>) -> Vec<Trace> {
+        with(decisions, Vec::new())
+    }
+
+    fn with(decisions: Vec<Decision>, mut calls: Vec<Call>) -> Vec<Trace> {
+        calls.extend(decisions.into_iter().map(Call::Decided));
+        vec![Trace { account: "acme".to_owned(), limits: vec![TWO], calls }]
+    }
+
+    fn honest() -> Vec<Decision> {
+        vec![admitted(0, 1), admitted(300, 0), refused(500), refused(999), admitted(1_000, 0), refused(1_299)]
+    }
+
+    #[track_caller]
+    fn passes(traces: &[Trace], losses: &[Loss]) -> Tally {
+        check(traces, losses).unwrap_or_else(|disagreement| panic!("{disagreement}")).0
+    }
+
+    #[track_caller]
+    fn fails(traces: &[Trace], losses: &[Loss], reason: &str) {
+        let disagreement = check(traces, losses).expect_err("the oracle contradicts this").to_string();
+        assert!(disagreement.contains(reason), "{disagreement}");
+    }
+
+    #[test]
+    fn an_honest_trace_passes_in_any_order() {
+        let mut decisions = honest();
+        decisions.reverse();
+        let tally = passes(&trace(decisions), &[]);
+        assert_eq!((tally.decisions, tally.refused, tally.lost), (6, 3, 0));
+    }
+
+    #[test]
+    fn one_admission_too_many_is_seen() {
+        let mut decisions = honest();
+        decisions[3] = admitted(999, 0);
+        fails(&trace(decisions), &[], "admitted, but two is exhausted");
+    }
+
+    #[test]
+    fn one_wrong_refusal_is_seen() {
+        let mut decisions = honest();
+        decisions[4] = refused(1_000);
+        fails(&trace(decisions), &[], "refused by");
+    }
+
+    #[test]
+    fn a_refusal_by_another_limit_is_seen() {
+        let mut decisions = honest();
+        decisions[2].refused_by = "three".to_owned();
+        fails(&trace(decisions), &[], "refused by");
+    }
+
+    #[test]
+    fn an_admission_that_is_missing_is_seen() {
+        let mut decisions = honest();
+        decisions.remove(1);
+        fails(&trace(decisions), &[], "refused by");
+    }
+
+    #[test]
+    fn a_wrong_number_is_seen() {
+        for (forge, reason) in [
+            (|decision: &mut Decision| decision.left[0].remaining += 1, "of two are left"),
+            (|decision: &mut Decision| decision.left[0].more_in = Some(2), "more of two in"),
+            (|decision: &mut Decision| decision.left[0].more_in = None, "more of two in"),
+            (|decision: &mut Decision| decision.retry_after = Some(2), "Retry-After"),
+        ] as [(fn(&mut Decision), &str); 4]
+        {
+            let mut decisions = honest();
+            forge(&mut decisions[2]);
+            fails(&trace(decisions), &[], reason);
+        }
+    }
+
+    #[test]
+    fn a_time_that_two_decisions_have_is_seen() {
+        let mut decisions = honest();
+        assert!(ordered(&trace(decisions.clone())).is_ok());
+        decisions[3].at = decisions[2].at;
+        assert!(ordered(&trace(decisions)).is_err());
+    }
+
+    #[test]
+    fn a_call_without_an_answer_explains_one_unit_while_it_counts() {
+        // What the gateway did not wait for took the second unit.
+        let refusals = || vec![admitted(0, 1), refused(500), refused(700)];
+        let tally = passes(&with(refusals(), vec![unanswered(100, 400)]), &[]);
+        assert_eq!(
+            (tally.owed_to_unanswered, tally.taken_by_unanswered),
+            (1, 1),
+            "the second refusal is certain"
+        );
+        // It need not have been executed.
+        passes(&with(honest(), vec![unanswered(100, 200)]), &[]);
+        // It explains nothing before it was sent, nor a second after its end.
+        fails(&with(refusals(), vec![unanswered(800, 900)]), &[], "refused by");
+        let late = vec![admitted(0, 1), refused(1_500)];
+        fails(&with(late, vec![unanswered(100, 400)]), &[], "refused by");
+        // And it is one unit: an answer that shows both left of it and none does not add up.
+        let both = vec![admitted(0, 1), refused(500), admitted(700, 0)];
+        fails(&with(both, vec![unanswered(100, 400)]), &[], "exhausted");
+    }
+
+    #[test]
+    fn an_empty_restart_explains_a_fresh_start_and_nothing_else() {
+        let at = |milliseconds: Micros| START + milliseconds * 1_000;
+        let restart = Loss::Everything { killed: at(510), launched: at(520) };
+        let fresh =
+            || vec![admitted(0, 1), admitted(300, 0), refused(500), admitted(600, 1), admitted(610, 0)];
+        let tally = passes(&trace(fresh()), &[restart]);
+        assert_eq!((tally.lost, tally.owed_to_loss), (2, 2));
+        fails(&trace(fresh()), &[], "exhausted");
+        fails(&trace(honest()), &[restart], "refused by");
+        // All is lost, and not a part of it.
+        let partly = vec![admitted(0, 1), admitted(300, 0), refused(500), admitted(600, 0)];
+        fails(&trace(partly), &[restart], "are left");
+    }
+
+    #[test]
+    fn a_failover_loses_the_end_and_for_all_accounts_the_same() {
+        let at = |milliseconds: Micros| START + milliseconds * 1_000;
+        let failover = Loss::Suffix { earliest: at(200), latest: at(400), killed: at(510) };
+        // The second admission is lost, the first is too old for that.
+        let loses_one =
+            || vec![admitted(0, 1), admitted(300, 0), refused(500), admitted(600, 0), refused(610)];
+        let tally = passes(&trace(loses_one()), &[failover]);
+        assert_eq!((tally.lost, tally.owed_to_loss), (1, 1));
+        fails(&trace(loses_one()), &[], "exhausted");
+        let loses_both = vec![admitted(0, 1), admitted(300, 0), admitted(600, 1)];
+        fails(&trace(loses_both), &[failover], "");
+        // Another account has lost nothing, though it was charged later.
+        let mut traces = trace(loses_one());
+        let keeps_all = vec![admitted(10, 1), admitted(350, 0), refused(700)];
+        traces.extend(trace(keeps_all));
+        fails(&traces, &[failover], "no single moment");
+        // Or earlier.
+        let mut traces = trace(loses_one());
+        traces.extend(trace(vec![admitted(10, 1), admitted(250, 0), refused(700)]));
+        let (_, moments) = check(&traces, &[failover]).unwrap();
+        assert_eq!(moments, [at(300) - 1]);
+    }
+
+    #[test]
+    fn a_bucketed_window_has_a_sixtieth_of_freedom_and_no_more() {
+        let per = 600_000;
+        let limit = Limit { name: "two", promise: Promise::Bucketed { limit: 2, per } };
+        // The first unit leaves the window at 600 ms, and the wider one at 610.
+        let at = |milliseconds, allowed: bool, remaining| {
+            let decision = if allowed { admitted(milliseconds, remaining) } else { refused(milliseconds) };
+            Call::Decided(decision)
+        };
+        let check_last = |last| {
+            let calls = vec![at(0, true, 1), at(300, true, 0), last];
+            check(&[Trace { account: "acme".to_owned(), limits: vec![limit], calls }], &[]).map(drop)
+        };
+        assert!(check_last(at(599, true, 0)).is_err());
+        assert!(check_last(at(605, true, 0)).is_ok());
+        assert!(check_last(at(605, false, 0)).is_ok());
+        assert!(check_last(at(611, false, 0)).is_err());
     }
 }

@@ -39,7 +39,8 @@ mod traffic;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use check::{Call, Loss, Tally, Trace, check, ordered};
+use check::{Call, Decision, Loss, Tally, Trace, check, ordered};
+use oracle::Promise;
 use random::Random;
 use servers::{Fault, Servers};
 use traffic::{BUDGET, Calls, Standstills, call_all, config, summary, traces};
@@ -49,12 +50,59 @@ use crate::support::{Backend, Gateway, Store};
 /// Of so many decisions one at most may need an explanation by a call without an answer.
 const OWED_AT_MOST: u64 = 20;
 
+/// Makes each account's trace wrong at a random place, in each of several ways, and wants the oracle to see it.
+///
+/// Not of the bucketed window: there a single unit more or less may be within what it promises.
+#[track_caller]
+fn sees_forgeries(traces: &[Trace], random: &mut Random) {
+    let forgeries: [(&str, fn(&mut Decision)); 4] = [
+        ("a refusal for an admission", |decision| decision.allowed = false),
+        ("an admission for a refusal", |decision| decision.allowed = true),
+        ("a unit more", |decision| decision.left[0].remaining += 1),
+        ("a time in the past", |decision| decision.at -= 1_000_000),
+    ];
+    let exact = |trace: &&Trace| !matches!(trace.limits[0].promise, Promise::Bucketed { .. });
+    for trace in traces.iter().filter(exact) {
+        check(std::slice::from_ref(trace), &[]).expect("this was checked before");
+        for (what, forge) in &forgeries {
+            let mut forged = trace.clone();
+            let (before, decision) = loop {
+                let place = random.below(forged.calls.len());
+                let Call::Decided(decision) = &mut forged.calls[place] else { continue };
+                let before = decision.clone();
+                forge(decision);
+                if decision.allowed {
+                    (decision.refused_by, decision.retry_after) = (String::new(), None);
+                } else if before.allowed {
+                    let name = trace.limits[0].name.to_owned();
+                    (decision.refused_by, decision.retry_after) = (name, Some(1));
+                }
+                if *decision != before {
+                    break (before, decision.clone());
+                }
+            };
+            let outcome = check(&[forged], &[]);
+            assert!(outcome.is_err(), "{what} was not seen: {decision:?}, which was {before:?}");
+        }
+    }
+}
+
 /// Holds the traces against the oracle and says what came of it.
 #[track_caller]
 fn holds(what: &str, traces: &[Trace], losses: &[Loss]) -> Tally {
     let begun = Instant::now();
-    let tally = check(traces, losses).unwrap_or_else(|disagreement| panic!("{what}: {disagreement}"));
+    let (tally, moments) =
+        check(traces, losses).unwrap_or_else(|disagreement| panic!("{what}: {disagreement}"));
     println(&format!("{what}: {tally:?} in {:?};{}", begun.elapsed(), summary(traces)));
+    for (loss, moment) in losses.iter().zip(moments) {
+        if let Loss::Suffix { latest, killed, .. } = loss {
+            let before = |at| (at - i128::from(moment)) / 1_000;
+            let (early, late) = (before(i128::from(*latest)), before(i128::from(*killed)));
+            println(&format!(
+                "{what}: a failover lost what was written {early} ms before the promotion, {late} ms in all"
+            ));
+        }
+    }
     for trace in traces {
         let refused = |call: &Call| matches!(call, Call::Decided(decision) if !decision.allowed);
         let never_refused = !trace.calls.iter().any(refused);
@@ -89,8 +137,11 @@ fn three_gateways(what: &str, calm: Duration, rounds: usize, pause: Duration) {
     // The first calls of all, and so from nothing on.
     let mut calls = Calls::default();
     call_all(&gateways, &mut calls, &mut random, || thread::sleep(calm));
-    let tally = holds(&format!("{what}, in peace"), &traces(&gateways, &calls, &Standstills::new()), &[]);
+    let in_peace = traces(&gateways, &calls, &Standstills::new());
+    let tally = holds(&format!("{what}, in peace"), &in_peace, &[]);
     assert_eq!((tally.unanswered, tally.owed_to_unanswered, tally.owed_to_loss), (0, 0, 0), "{what}");
+
+    sees_forgeries(&in_peace, &mut random);
 
     let mut choice = random.clone();
     call_all(&gateways, &mut calls, &mut random, || {
@@ -107,6 +158,8 @@ fn three_gateways(what: &str, calm: Duration, rounds: usize, pause: Duration) {
     let traces = traces(&gateways, &calls, &servers.standstills);
     ordered(&traces).unwrap_or_else(|disagreement| panic!("{what}: {disagreement}"));
     let tally = holds(&format!("{what}, with faults"), &traces, &servers.losses);
+    // Without what the servers lost, nothing explains what came behind it.
+    assert!(check(&traces, &[]).is_err(), "{what}: the losses explain nothing");
     assert!(tally.lost > 0 && tally.unanswered > 0, "{what}: nothing was lost and no call was held up");
     assert!(tally.owed_to_unanswered * OWED_AT_MOST <= tally.decisions, "{what}: {tally:?}");
 }

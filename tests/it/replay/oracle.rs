@@ -46,6 +46,24 @@ pub(super) struct Charge {
     pub(super) lost: bool,
 }
 
+/// What an answer has told of a bucket: its level at a moment, in parts of a unit (as many as `per` has microseconds).
+///
+/// Only needed behind calls without an answer. Where nothing is in doubt, a bucket is judged from its charges alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Known {
+    pub(super) at: Micros,
+    pub(super) least: i128,
+    pub(super) most: i128,
+}
+
+/// All that a limit is judged by.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Past<'a> {
+    pub(super) charges: &'a [Charge],
+    /// For a bucket: what makes all charges up to then irrelevant.
+    pub(super) known: Option<Known>,
+}
+
 /// What of the charges is taken for true.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum View {
@@ -70,9 +88,9 @@ impl Limit {
         }
     }
 
-    /// Whether it says how many units are left to the unit.
-    pub(super) fn is_exact(&self) -> bool {
-        !matches!(self.promise, Promise::Bucketed { .. })
+    /// Whether the units that are left tell those that were taken, whenever that was.
+    pub(super) fn tells_usage(&self) -> bool {
+        matches!(self.promise, Promise::Window { .. } | Promise::Month { .. })
     }
 
     /// How long a charge matters to it; `None` for ever.
@@ -85,52 +103,53 @@ impl Limit {
     }
 
     /// Units left at `now`.
-    pub(super) fn available(&self, charges: &[Charge], view: View, now: Micros) -> u64 {
-        let taken = taken(charges, view, now);
+    pub(super) fn available(&self, past: Past<'_>, view: View, now: Micros) -> u64 {
+        let taken = || taken(past.charges, view, now);
         match self.promise {
-            Promise::Window { limit, per } => limit.saturating_sub(sum_since(&taken, now, per)),
+            Promise::Window { limit, per } => limit.saturating_sub(sum_since(&taken(), now, per)),
             Promise::Bucketed { limit, per } => {
-                limit.saturating_sub(sum_since(&taken, now, width(per, view)))
+                limit.saturating_sub(sum_since(&taken(), now, width(per, view)))
             }
-            Promise::Month { limit } => {
-                let (begin, _) = month_of(now);
-                limit
-                    .saturating_sub(taken.iter().filter(|(at, _)| *at >= begin).map(|(_, units)| units).sum())
-            }
-            Promise::Bucket { limit, per, burst } => {
-                let (limit, per, burst) = (i128::from(limit), i128::from(per), i128::from(burst));
-                // The span since each of the charges: what it allows, less what was taken in it, in parts of a unit.
-                let spans = spans(taken).map(|(at, sum)| {
-                    burst * per + limit * i128::from(now.saturating_sub(at)) - i128::from(sum) * per
-                });
-                let least = spans.min().unwrap_or(burst * per).min(burst * per);
-                u64::try_from(least.div_euclid(per)).unwrap_or(0)
+            Promise::Month { limit } => limit.saturating_sub(used_in_month(&taken(), now)),
+            Promise::Bucket { per, .. } => {
+                u64::try_from(self.level(past, view, now).div_euclid(i128::from(per))).unwrap_or(0)
             }
         }
     }
 
+    /// The level of a bucket at `now`, in parts of a unit: the least that any span allows. 0 of any other limit.
+    pub(super) fn level(&self, past: Past<'_>, view: View, now: Micros) -> i128 {
+        let Promise::Bucket { limit, per, burst } = self.promise else { return 0 };
+        let full = i128::from(burst) * i128::from(per);
+        let spans = spans(past, view, now, full, i128::from(per));
+        let levels = spans.map(|(at, rest)| rest + i128::from(limit) * i128::from(now.saturating_sub(at)));
+        levels.min().unwrap_or(full).min(full)
+    }
+
     /// The first moment from `now` on at which `units` fit, if nothing else is taken meanwhile; `None` if never.
-    pub(super) fn fits_at(&self, charges: &[Charge], view: View, now: Micros, units: u64) -> Option<Micros> {
+    pub(super) fn fits_at(&self, past: Past<'_>, view: View, now: Micros, units: u64) -> Option<Micros> {
         if units > self.capacity() {
             return None;
         }
-        let taken = taken(charges, view, now);
+        let taken = || taken(past.charges, view, now);
         Some(match self.promise {
-            Promise::Window { limit, per } => free_again(taken, now, per, limit - units),
-            Promise::Bucketed { limit, per } => free_again(taken, now, width(per, view), limit - units),
+            Promise::Window { limit, per } => free_again(taken(), now, per, limit - units),
+            Promise::Bucketed { limit, per } => free_again(taken(), now, width(per, view), limit - units),
             Promise::Month { limit } => {
-                let (begin, end) = month_of(now);
-                let used: u64 = taken.iter().filter(|(at, _)| *at >= begin).map(|(_, units)| units).sum();
-                if used + units <= limit { now } else { end }
+                if used_in_month(&taken(), now) + units <= limit {
+                    now
+                } else {
+                    month_of(now).1
+                }
             }
             Promise::Bucket { limit, per, burst } => {
-                // In the span since each of the charges, these units included: taken * per <= burst * per + limit * span.
-                let until = |(at, sum): (Micros, u64)| {
-                    let excess = (i128::from(sum) + i128::from(units) - i128::from(burst)).max(0);
-                    let span = (excess * i128::from(per) + i128::from(limit) - 1) / i128::from(limit);
-                    at + u64::try_from(span).expect("spans are short")
+                let (limit, per) = (i128::from(limit), i128::from(per));
+                let until = |(at, rest): (Micros, i128)| {
+                    let missing = (i128::from(units) * per - rest).max(0);
+                    at + u64::try_from((missing + limit - 1) / limit).expect("spans are short")
                 };
-                spans(taken).map(until).max().unwrap_or(now).max(now)
+                let spans = spans(past, view, now, i128::from(burst) * per, per);
+                spans.map(until).max().unwrap_or(now).max(now)
             }
         })
     }
@@ -186,13 +205,34 @@ fn free_again(taken: Vec<(Micros, u64)>, now: Micros, per: Micros, rest: u64) ->
     moment
 }
 
-/// For each charge the span from it on: when it begins, and the units taken in it.
-fn spans(mut taken: Vec<(Micros, u64)>) -> impl Iterator<Item = (Micros, u64)> {
+/// The spans that limit a bucket: one from each charge on, at which it was `full` at most. For each, when it begins, and
+/// what it had then less all that was taken since, a unit being `per`.
+fn spans(
+    past: Past<'_>,
+    view: View,
+    now: Micros,
+    full: i128,
+    per: i128,
+) -> impl Iterator<Item = (Micros, i128)> {
+    let known = past.known.map(|known| match view {
+        View::Most => (known.at, known.least),
+        View::Least | View::Certain | View::Remembered => (known.at, known.most),
+    });
+    let mut taken = taken(past.charges, view, now);
+    taken.retain(|(at, _)| known.is_none_or(|(since, _)| *at > since));
     taken.sort_unstable_by_key(|(at, _)| Reverse(*at));
-    taken.into_iter().scan(0, |sum, (at, units)| {
-        *sum += units;
-        Some((at, *sum))
-    })
+    let sum: u64 = taken.iter().map(|(_, units)| units).sum();
+    let before = known.map(|(at, level)| (at, level - i128::from(sum) * per));
+    let each = taken.into_iter().scan(0, move |sum, (at, units)| {
+        *sum += i128::from(units);
+        Some((at, full - *sum * per))
+    });
+    each.chain(before)
+}
+
+fn used_in_month(taken: &[(Micros, u64)], now: Micros) -> u64 {
+    let (begin, _) = month_of(now);
+    taken.iter().filter(|(at, _)| *at >= begin).map(|(_, units)| units).sum()
 }
 
 /// The calendar month in UTC that `moment` falls into: its first moment, and that of the next one.
@@ -222,18 +262,25 @@ mod tests {
         list.iter().map(charge).collect()
     }
 
+    /// When `units` fit, at `now`, behind these charges.
+    fn fits_at(promise: Promise, taken: &[(Micros, u64)], now: Micros, units: u64) -> Option<Micros> {
+        let past = Past { charges: &charges(taken), known: None };
+        Limit { name: "limit", promise }.fits_at(past, View::Least, now, units)
+    }
+
     /// Units left of the limit at each of these moments.
     #[track_caller]
     fn check(promise: Promise, taken: &[(Micros, u64)], left: &[(Micros, u64)]) {
         let limit = Limit { name: "limit", promise };
         for &(now, units) in left {
             let charges = charges(taken);
-            assert_eq!(limit.available(&charges, View::Least, now), units, "at {now}");
+            let past = Past { charges: &charges, known: None };
+            assert_eq!(limit.available(past, View::Least, now), units, "at {now}");
             // What is left fits at once, and one more does not.
             if units > 0 {
-                assert_eq!(limit.fits_at(&charges, View::Least, now, units), Some(now));
+                assert_eq!(limit.fits_at(past, View::Least, now, units), Some(now));
             }
-            assert!(limit.fits_at(&charges, View::Least, now, units + 1).is_none_or(|at| at > now));
+            assert!(limit.fits_at(past, View::Least, now, units + 1).is_none_or(|at| at > now));
         }
     }
 
@@ -246,10 +293,10 @@ mod tests {
             &taken,
             &[(6 * SECOND - 1, 0), (6 * SECOND, 2), (6 * SECOND + 9, 2), (6 * SECOND + 10, 3)],
         );
-        let limit = Limit { name: "limit", promise };
-        assert_eq!(limit.fits_at(&charges(&taken), View::Least, 5 * SECOND + 20, 2), Some(6 * SECOND));
-        assert_eq!(limit.fits_at(&charges(&taken), View::Least, 5 * SECOND + 20, 3), Some(6 * SECOND + 10));
-        assert_eq!(limit.fits_at(&charges(&taken), View::Least, 5 * SECOND + 20, 4), None);
+        let later = 5 * SECOND + 20;
+        assert_eq!(fits_at(promise, &taken, later, 2), Some(6 * SECOND));
+        assert_eq!(fits_at(promise, &taken, later, 3), Some(6 * SECOND + 10));
+        assert_eq!(fits_at(promise, &taken, later, 4), None);
     }
 
     #[test]
@@ -261,8 +308,7 @@ mod tests {
             &taken,
             &[(10 * SECOND, 0), (10 * SECOND + 499_999, 0), (10 * SECOND + 500_000, 1), (60 * SECOND, 4)],
         );
-        let limit = Limit { name: "limit", promise };
-        assert_eq!(limit.fits_at(&charges(&taken), View::Least, 10 * SECOND, 3), Some(11 * SECOND + 500_000));
+        assert_eq!(fits_at(promise, &taken, 10 * SECOND, 3), Some(11 * SECOND + 500_000));
     }
 
     #[test]
@@ -271,8 +317,6 @@ mod tests {
         // 1 March 2028; the day before is the 29 February.
         let march = 1_835_481_600 * SECOND;
         check(promise, &[(march - DAY, 3)], &[(march - 1, 2), (march, 5)]);
-        let limit = Limit { name: "limit", promise };
-        let taken = charges(&[(march - DAY, 3)]);
-        assert_eq!(limit.fits_at(&taken, View::Least, march - 1, 3), Some(march));
+        assert_eq!(fits_at(promise, &[(march - DAY, 3)], march - 1, 3), Some(march));
     }
 }

@@ -72,7 +72,9 @@ impl Servers {
                 let (killed, launched) = self.replace(Redis::forget);
                 self.losses.push(Loss::Everything { killed, launched });
             }
-            Fault::Failover => self.fail_over(random.span(Duration::ZERO, Duration::from_millis(40))),
+            Fault::Failover => {
+                self.fail_over(random.span(Duration::from_millis(20), Duration::from_millis(150)))
+            }
         }
     }
 

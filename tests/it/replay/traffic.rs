@@ -56,7 +56,7 @@ const CALLERS: [Caller; 8] = [
         costs: &[100, 333],
     },
     Caller { name: "bucket", limits: &[bucket("bucket", 70, 40)], costs: &[1, 3] },
-    Caller { name: "month", limits: &[month("month", 1_500)], costs: &[1, 3, 7] },
+    Caller { name: "month", limits: &[month("month", 700)], costs: &[1, 3, 7] },
     Caller {
         name: "several",
         limits: &[
