@@ -50,16 +50,21 @@ use crate::support::{Backend, Gateway, Store};
 /// Of so many decisions one at most may need an explanation by a call without an answer.
 const OWED_AT_MOST: u64 = 20;
 
+/// Makes a decision another one, or leaves it as it is where that would be no lie.
+type Forgery = fn(&mut Decision);
+
 /// Makes each account's trace wrong at a random place, in each of several ways, and wants the oracle to see it.
 ///
 /// Not of the bucketed window: there a single unit more or less may be within what it promises.
 #[track_caller]
 fn sees_forgeries(traces: &[Trace], random: &mut Random) {
-    let forgeries: [(&str, fn(&mut Decision)); 4] = [
+    let forgeries: [(&str, Forgery); 4] = [
         ("a refusal for an admission", |decision| decision.allowed = false),
         ("an admission for a refusal", |decision| decision.allowed = true),
         ("a unit more", |decision| decision.left[0].remaining += 1),
-        ("a time in the past", |decision| decision.at -= 1_000_000),
+        ("an admission that was long before", |decision| {
+            decision.at -= u64::from(decision.allowed) * 1_000_000;
+        }),
     ];
     let exact = |trace: &&Trace| !matches!(trace.limits[0].promise, Promise::Bucketed { .. });
     for trace in traces.iter().filter(exact) {

@@ -73,7 +73,7 @@ impl Servers {
                 self.losses.push(Loss::Everything { killed, launched });
             }
             Fault::Failover => {
-                self.fail_over(random.span(Duration::from_millis(20), Duration::from_millis(150)))
+                self.fail_over(random.span(Duration::from_millis(20), Duration::from_millis(150)));
             }
         }
     }
