@@ -15,8 +15,8 @@
 //! | `slots` | requests in flight, calendar quotas |
 //! | `redis` | keys, expiry, scripts, restart, memory that is full |
 //! | `cluster` | Redis Cluster: exact counts, slots that move, a failover, nodes that are lost |
-//! | `replay` | every decision under faults, held against a brute-force oracle |
 //! | `outage` | Redis absent, refusing, frozen |
+//! | `replay` | every decision under faults, held against a brute-force oracle |
 //! | `observing` | metrics, access log, no credential anywhere |
 //! | `dashboards` | every panel and alert has data, in a real Prometheus |
 //! | `memory` | bounded memory under big bodies and many callers |

@@ -49,7 +49,8 @@ pub(super) enum Loss {
 }
 
 impl Loss {
-    fn killed(self) -> Micros {
+    /// When the server that lost something was gone.
+    pub(super) fn killed(self) -> Micros {
         match self {
             Self::Everything { killed, .. } | Self::Suffix { killed, .. } => killed,
         }

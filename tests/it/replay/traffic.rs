@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::check::{Call, Decision, Left, Trace};
 use super::oracle::{Limit, Micros, Promise};
 use super::random::Random;
+use super::servers::History;
 use crate::support::{Answer, Backend, Config, Connection, Gateway, Request};
 
 /// Connections to each gateway.
@@ -68,6 +69,11 @@ const CALLERS: [Caller; 8] = [
         costs: &[1, 3],
     },
 ];
+
+/// The accounts that call.
+pub(super) fn account_names() -> impl Iterator<Item = &'static str> {
+    CALLERS.iter().map(|caller| caller.name)
+}
 
 /// The configuration of every gateway.
 pub(super) fn config(backend: &Backend) -> Config {
@@ -177,12 +183,14 @@ fn client(
     calls
 }
 
-/// Spans in which no server could execute anything, in the order of time.
-pub(super) type Standstills = Vec<(Micros, Micros)>;
-
 /// Joins what the clients saw with what the gateways logged, and sorts it by account.
 #[track_caller]
-pub(super) fn traces(gateways: &[Gateway], calls: &Calls, standstills: &Standstills) -> Vec<Trace> {
+pub(super) fn traces<'a>(
+    gateways: &[Gateway],
+    calls: &Calls,
+    history_of: impl Fn(&str) -> &'a History,
+) -> Vec<Trace> {
+    let histories: Vec<&History> = CALLERS.iter().map(|caller| history_of(caller.name)).collect();
     let mut traces: Vec<Trace> = CALLERS
         .iter()
         .map(|caller| Trace {
@@ -199,7 +207,7 @@ pub(super) fn traces(gateways: &[Gateway], calls: &Calls, standstills: &Standsti
             let id = line["request_id"].as_str().expect("every line names its request");
             let seen = calls.0.get(id).unwrap_or_else(|| panic!("nobody made this call: {line}"));
             joined += 1;
-            traces[seen.caller].calls.extend(call(&line, seen, standstills));
+            traces[seen.caller].calls.extend(read(&line, seen, histories[seen.caller]));
         }
     }
     // Each call has its line: else a decision would be missing in the trace, and the oracle would be blamed for it.
@@ -209,54 +217,74 @@ pub(super) fn traces(gateways: &[Gateway], calls: &Calls, standstills: &Standsti
 
 /// What one call adds to the trace of its account.
 #[track_caller]
-fn call(line: &Value, seen: &Seen, standstills: &Standstills) -> Option<Call> {
-    let Caller { name, limits, .. } = &CALLERS[seen.caller];
-    assert_eq!(line["account"], *name, "{line}");
+fn read(line: &Value, seen: &Seen, history: &History) -> Vec<Call> {
+    assert_eq!(line["account"], CALLERS[seen.caller].name, "{line}");
     assert!(line.get("spent").is_none(), "nothing is settled here: {line}");
-    if line["source"] != "store" {
-        let asked = line["store_ms"].as_f64().map_or(Duration::ZERO, |ms| Duration::from_secs_f64(ms / 1e3));
-        return unanswered(seen, asked, standstills);
+    if line["source"] == "store" {
+        let decision = decision(line, seen);
+        let at = decision.at;
+        let stood = |(begin, end): &(Micros, Micros)| (*begin..*end).contains(&at);
+        assert!(!history.standstills.iter().any(stood), "decided while no server ran: {line}");
+        let mut calls = executed_before(seen, at, history);
+        calls.push(Call::Decided(decision));
+        return calls;
     }
+    let asked = line["store_ms"].as_f64().map_or(Duration::ZERO, |ms| Duration::from_secs_f64(ms / 1e3));
+    let asked = micros(asked).min(seen.received - seen.sent);
+    // The question carries an end: the budget after it was asked, by a clock that is wrong by what one reply took, at
+    // most, and that is the budget again.
+    let end = seen.received - asked + 2 * micros(BUDGET);
+    perhaps(seen, end, history).into_iter().collect()
+}
+
+/// What the log and the client say of a decision.
+#[track_caller]
+fn decision(line: &Value, seen: &Seen) -> Decision {
     let allowed = line["decision"] == "allowed";
     assert!(allowed || line["decision"] == "denied", "{line}");
     assert_eq!(line["cost"], seen.cost, "{line}");
     assert_eq!(seen.answer.status, if allowed { 200 } else { 429 }, "{line}");
     let at = line["decided_at"].as_u64().expect("the store says when");
     assert!((seen.sent..=seen.received).contains(&at), "decided in between: {line}");
-    let stands = |(begin, end): &(Micros, Micros)| (*begin..*end).contains(&at);
-    assert!(!standstills.iter().any(stands), "decided while no server ran: {line}");
     let left = |limit: &Limit| Left {
         remaining: seen.answer.remaining(limit.name),
         more_in: seen.answer.rate_limit(limit.name, "t"),
     };
-    Some(Call::Decided(Decision {
+    Decision {
         at,
         cost: seen.cost,
         allowed,
         refused_by: line["limit"].as_str().unwrap_or_default().to_owned(),
-        left: limits.iter().map(left).collect(),
+        left: CALLERS[seen.caller].limits.iter().map(left).collect(),
         retry_after: seen.answer.retry_after(),
-    }))
+    }
 }
 
-/// A call that the gateway gave up on after it had asked for so long; nothing if no server can have executed it.
-fn unanswered(seen: &Seen, asked: Duration, standstills: &Standstills) -> Option<Call> {
-    let micros = |span: Duration| u64::try_from(span.as_micros()).expect("spans are short");
-    // The question carries an end: the budget after it was asked, by a clock that is wrong by what one reply took, at
-    // most, and that is the budget again.
-    let mut to = seen.received - micros(asked).min(seen.received - seen.sent) + 2 * micros(BUDGET);
+/// A call that was decided at this moment, and may have been executed before by a server that was killed meanwhile.
+fn executed_before(seen: &Seen, at: Micros, history: &History) -> Vec<Call> {
+    let killed = history.losses.iter().map(|loss| loss.killed());
+    let meanwhile = killed.filter(|killed| history.sends_again && (seen.sent..at).contains(killed));
+    meanwhile.filter_map(|killed| perhaps(seen, killed, history)).collect()
+}
+
+/// A call of which nobody knows whether it was executed, and if, then up to `to`; nothing if no server can have done it.
+fn perhaps(seen: &Seen, mut to: Micros, history: &History) -> Option<Call> {
     let mut from = seen.sent;
-    for &(begin, end) in standstills {
+    for &(begin, end) in &history.standstills {
         if (begin..end).contains(&from) {
             from = end;
         }
     }
-    for &(begin, end) in standstills.iter().rev() {
+    for &(begin, end) in history.standstills.iter().rev() {
         if (begin..end).contains(&to) {
             to = begin;
         }
     }
     (from <= to).then_some(Call::Unanswered { from, to, cost: seen.cost })
+}
+
+fn micros(span: Duration) -> Micros {
+    u64::try_from(span.as_micros()).expect("spans are short")
 }
 
 /// For a failing run: how the calls of each account were answered.

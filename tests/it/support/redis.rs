@@ -369,9 +369,9 @@ impl Cluster {
         nodes.find(|node| node.accepts(&["PTTL", key])).expect("a healthy cluster owns every slot")
     }
 
-    /// Kills the `at`-th primary it began with.
-    pub(crate) fn kill_primary(&mut self, at: usize) {
-        self.nodes[..PRIMARIES][at].kill();
+    /// One of the nodes, to kill it or to start it again: the primaries it began with, then their replicas in that order.
+    pub(crate) fn node(&mut self, at: usize) -> &mut Redis {
+        &mut self.nodes[at]
     }
 
     /// Begins to move the slot of `key` to another primary. From now on its owner sends those who ask for a key that it
