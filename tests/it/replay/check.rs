@@ -195,10 +195,8 @@ fn lose(worlds: Vec<World>, loss: Loss) -> Vec<World> {
 
 /// Makes one of all worlds whose charges are the same from now on.
 fn merge(worlds: &mut Vec<World>, limits: &[Limit], now: Micros) {
-    let memory =
-        limits.iter().map(Limit::memory).collect::<Option<Vec<_>>>().and_then(|all| all.into_iter().max());
     for world in worlds.iter_mut() {
-        world.forget(memory, now);
+        world.forget(limits, now);
     }
     if worlds.len() < 2 {
         return;
@@ -238,8 +236,9 @@ impl Call {
 struct World {
     /// In the order of the calls.
     charges: Vec<Charge>,
-    /// For each limit what an answer has told of it, where the charges leave it in doubt. Empty before the first doubt.
-    known: Vec<Option<Known>>,
+    /// For each limit what answers have told of it where the charges leave it in doubt, oldest first. The newest counts; the
+    /// older ones are for the day on which a failover undoes it.
+    known: Vec<Vec<Known>>,
     /// For each loss so far, when it can have begun.
     cuts: Vec<Cuts>,
     tally: Tally,
@@ -270,7 +269,7 @@ impl World {
     /// The limits of the plan, each with all that it is judged by.
     fn judged<'a>(&'a self, limits: &'a [Limit]) -> impl Iterator<Item = (&'a Limit, Past<'a>)> {
         limits.iter().enumerate().map(|(number, limit)| {
-            let known = self.known.get(number).copied().flatten();
+            let known = self.known.get(number).and_then(|known| known.last()).copied();
             (limit, Past { charges: &self.charges, known })
         })
     }
@@ -375,9 +374,15 @@ impl World {
             let (least, most) = (view(View::Most), view(View::Least));
             let told = i128::from(left.remaining) * per;
             let known = Known { at: decision.at, least: least.max(told), most: most.min(told + per - 1) };
-            if least == most { past.known } else { Some(known) }
+            (least != most).then_some(known)
         };
-        self.known = self.judged(limits).zip(&decision.left).map(known).collect();
+        let learnt: Vec<Option<Known>> = self.judged(limits).zip(&decision.left).map(known).collect();
+        self.known.resize(limits.len(), Vec::new());
+        for (known, learnt) in self.known.iter_mut().zip(learnt) {
+            known.extend(learnt);
+            let undoable = known.partition_point(|known| known.at + UNDONE_MAX < decision.at);
+            known.drain(..undoable.saturating_sub(1));
+        }
     }
 
     /// The answer says how many units are left; so it may say how many the calls without an answer took, all in all. When
@@ -398,8 +403,11 @@ impl World {
         charges.insert(place, Charge { from, to, units: 0, certain: true, lost: false });
         let explains = |charges: &[Charge]| {
             limits.iter().zip(&decision.left).filter(|(limit, _)| limit.tells_usage()).all(|(limit, left)| {
-                let view = |view| limit.available(Past { charges, known: None }, view, decision.at);
-                (view(View::Most)..=view(View::Least)).contains(&left.remaining)
+                let past = Past { charges, known: None };
+                let view = |view| limit.available(past, view, decision.at);
+                // What did not fit was not taken.
+                let fits = limit.used(past, View::Least, decision.at) <= limit.capacity();
+                fits && (view(View::Most)..=view(View::Least)).contains(&left.remaining)
             })
         };
         let mut possible = (0..=total).filter(|&units| {
@@ -442,7 +450,7 @@ impl World {
     /// Without what was charged after the moment of this gap, on a server that was gone at `killed`.
     fn without_suffix(&self, (begin, end): (Micros, Micros), killed: Micros) -> Self {
         let mut world = self.clone();
-        world.known.clear();
+        world.known.iter_mut().for_each(|known| known.retain(|known| known.at <= begin));
         for charge in world.charges.iter_mut().filter(|charge| !charge.lost) {
             if charge.to <= begin {
                 continue;
@@ -462,10 +470,14 @@ impl World {
     }
 
     /// Forgets the charges that are of no account any more.
-    fn forget(&mut self, memory: Option<Micros>, now: Micros) {
-        if let Some(memory) = memory {
-            self.charges.retain(|charge| charge.to + memory > now);
-        }
+    fn forget(&mut self, limits: &[Limit], now: Micros) {
+        let known_since = |number: usize| self.known.get(number).and_then(|known| known.first());
+        let needed_since = limits.iter().enumerate().map(|(number, limit)| match limit.memory() {
+            Some(memory) => now.saturating_sub(memory),
+            None => known_since(number).map_or(0, |known| known.at),
+        });
+        let needed_since = needed_since.min().unwrap_or(0);
+        self.charges.retain(|charge| charge.to > needed_since);
     }
 
     fn forget_all(&mut self) {
@@ -506,6 +518,9 @@ impl World {
 }
 
 const SECOND: Micros = 1_000_000;
+
+/// A failover undoes nothing that is older.
+const UNDONE_MAX: Micros = 2 * SECOND;
 
 /// With more units than that in the balance, nothing is learned of them.
 const OPEN_MAX: u64 = 2_000;

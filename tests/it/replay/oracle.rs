@@ -104,16 +104,22 @@ impl Limit {
 
     /// Units left at `now`.
     pub(super) fn available(&self, past: Past<'_>, view: View, now: Micros) -> u64 {
-        let taken = || taken(past.charges, view, now);
         match self.promise {
-            Promise::Window { limit, per } => limit.saturating_sub(sum_since(&taken(), now, per)),
-            Promise::Bucketed { limit, per } => {
-                limit.saturating_sub(sum_since(&taken(), now, width(per, view)))
-            }
-            Promise::Month { limit } => limit.saturating_sub(used_in_month(&taken(), now)),
             Promise::Bucket { per, .. } => {
                 u64::try_from(self.level(past, view, now).div_euclid(i128::from(per))).unwrap_or(0)
             }
+            _ => self.capacity().saturating_sub(self.used(past, view, now)),
+        }
+    }
+
+    /// Units that count at `now`; 0 of a bucket, which has a level instead.
+    pub(super) fn used(&self, past: Past<'_>, view: View, now: Micros) -> u64 {
+        let taken = taken(past.charges, view, now);
+        match self.promise {
+            Promise::Window { per, .. } => sum_since(&taken, now, per),
+            Promise::Bucketed { per, .. } => sum_since(&taken, now, width(per, view)),
+            Promise::Month { .. } => used_in_month(&taken, now),
+            Promise::Bucket { .. } => 0,
         }
     }
 

@@ -122,7 +122,28 @@ struct Seen {
     cost: u64,
     sent: Micros,
     received: Micros,
-    answer: Answer,
+    status: u16,
+    /// What it says of each limit of the plan; not all, where the store did not decide.
+    left: Vec<Left>,
+    retry_after: Option<u64>,
+}
+
+impl Seen {
+    fn new(caller: usize, cost: u64, sent: Micros, answer: &Answer) -> Self {
+        let left = |limit: &Limit| {
+            let remaining = answer.rate_limit(limit.name, "r")?;
+            Some(Left { remaining, more_in: answer.rate_limit(limit.name, "t") })
+        };
+        Self {
+            caller,
+            cost,
+            sent,
+            received: wall(),
+            status: answer.status,
+            left: CALLERS[caller].limits.iter().filter_map(left).collect(),
+            retry_after: answer.retry_after(),
+        }
+    }
 }
 
 /// All calls to some gateways, by their id.
@@ -178,7 +199,7 @@ fn client(
             .header("X-Request-Id", &id);
         let sent = wall();
         let answer = request.on(&mut connection);
-        calls.push((id, Seen { caller, cost, sent, received: wall(), answer }));
+        calls.push((id, Seen::new(caller, cost, sent, &answer)));
     }
     calls
 }
@@ -243,20 +264,17 @@ fn decision(line: &Value, seen: &Seen) -> Decision {
     let allowed = line["decision"] == "allowed";
     assert!(allowed || line["decision"] == "denied", "{line}");
     assert_eq!(line["cost"], seen.cost, "{line}");
-    assert_eq!(seen.answer.status, if allowed { 200 } else { 429 }, "{line}");
+    assert_eq!(seen.status, if allowed { 200 } else { 429 }, "{line}");
     let at = line["decided_at"].as_u64().expect("the store says when");
     assert!((seen.sent..=seen.received).contains(&at), "decided in between: {line}");
-    let left = |limit: &Limit| Left {
-        remaining: seen.answer.remaining(limit.name),
-        more_in: seen.answer.rate_limit(limit.name, "t"),
-    };
+    assert_eq!(seen.left.len(), CALLERS[seen.caller].limits.len(), "limits that the answer tells of: {line}");
     Decision {
         at,
         cost: seen.cost,
         allowed,
         refused_by: line["limit"].as_str().unwrap_or_default().to_owned(),
-        left: CALLERS[seen.caller].limits.iter().map(left).collect(),
-        retry_after: seen.answer.retry_after(),
+        left: seen.left.clone(),
+        retry_after: seen.retry_after,
     }
 }
 
