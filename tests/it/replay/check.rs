@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::oracle::{Charge, Known, Limit, Micros, Past, Promise, View};
+use super::oracle::{Charge, Known, Limit, Micros, Past, Promise, View, month_of};
 
 /// One call of an account, as the gateway's log and the client's answer tell it.
 #[derive(Debug, Clone)]
@@ -202,8 +202,9 @@ fn merge(worlds: &mut Vec<World>, limits: &[Limit], now: Micros) {
         return;
     }
     let mut merged: Vec<World> = Vec::new();
-    for world in worlds.drain(..) {
-        match merged.iter_mut().find(|other| other.charges == world.charges && other.known == world.known) {
+    for mut world in worlds.drain(..) {
+        world.sum_up(limits, now);
+        match merged.iter_mut().find(|other| other.is_like(&world)) {
             Some(other) => other.absorb(world),
             None => merged.push(world),
         }
@@ -389,37 +390,31 @@ impl World {
     /// only one number explains it, that is what they took, at some moment or other.
     fn learn_units(&mut self, limits: &[Limit], decision: &Decision) {
         let is_open = |charge: &Charge| !charge.certain && !charge.lost && charge.to <= decision.at;
-        let open = || self.charges.iter().filter(|charge| is_open(charge));
-        let total: u64 = open().map(|charge| charge.units).sum();
-        if total == 0 || total > OPEN_MAX {
+        let (open, mut rest): (Vec<Charge>, Vec<Charge>) = self.charges.iter().copied().partition(is_open);
+        let (Some(from), Some(to)) =
+            (open.iter().map(|charge| charge.from).min(), open.iter().map(|charge| charge.to).max())
+        else {
+            return;
+        };
+        let (mut least, mut most): (u64, u64) = (0, open.iter().map(|charge| charge.units).sum());
+        for (limit, left) in limits.iter().zip(&decision.left).filter(|(limit, _)| limit.tells_usage()) {
+            let used = |view| limit.used(Past { charges: &rest, known: None }, view, decision.at);
+            let told = limit.capacity() - left.remaining;
+            least = least.max(told.saturating_sub(used(View::Most)));
+            if limit.counts(from, decision.at) {
+                most = most.min(told.saturating_sub(used(View::Least)));
+            }
+        }
+        if least != most {
             return;
         }
-        let from = open().map(|charge| charge.from).min().unwrap_or(0);
-        let to = open().map(|charge| charge.to).max().unwrap_or(0);
-        let mut charges: Vec<Charge> =
-            self.charges.iter().filter(|charge| !is_open(charge)).copied().collect();
-        // In the order of the calls, its place is before this one, which may have been charged already.
-        let place = charges.len() - usize::from(charges.last().is_some_and(|last| last.from == decision.at));
-        charges.insert(place, Charge { from, to, units: 0, certain: true, lost: false });
-        let explains = |charges: &[Charge]| {
-            limits.iter().zip(&decision.left).filter(|(limit, _)| limit.tells_usage()).all(|(limit, left)| {
-                let past = Past { charges, known: None };
-                let view = |view| limit.available(past, view, decision.at);
-                // What did not fit was not taken.
-                let fits = limit.used(past, View::Least, decision.at) <= limit.capacity();
-                fits && (view(View::Most)..=view(View::Least)).contains(&left.remaining)
-            })
-        };
-        let mut possible = (0..=total).filter(|&units| {
-            charges[place].units = units;
-            explains(&charges)
-        });
-        if let (Some(units), None) = (possible.next(), possible.next()) {
-            charges[place].units = units;
-            charges.retain(|charge| charge.units > 0);
-            self.charges = charges;
-            self.tally.taken_by_unanswered += units;
+        if most > 0 {
+            // In the order of the calls, its place is before this one, which may have been charged already.
+            let place = rest.len() - usize::from(rest.last().is_some_and(|last| last.from == decision.at));
+            rest.insert(place, Charge { from, to, units: most, certain: true, lost: false });
         }
+        self.charges = rest;
+        self.tally.taken_by_unanswered += most;
     }
 
     fn without_everything(mut self, killed: Micros, launched: Micros) -> Self {
@@ -471,13 +466,47 @@ impl World {
 
     /// Forgets the charges that are of no account any more.
     fn forget(&mut self, limits: &[Limit], now: Micros) {
-        let known_since = |number: usize| self.known.get(number).and_then(|known| known.first());
-        let needed_since = limits.iter().enumerate().map(|(number, limit)| match limit.memory() {
-            Some(memory) => now.saturating_sub(memory),
-            None => known_since(number).map_or(0, |known| known.at),
+        let needed_since = self.needed_since(limits, now).unwrap_or(0);
+        if !limits.iter().any(Limit::is_month) {
+            self.charges.retain(|charge| charge.to > needed_since);
+        }
+    }
+
+    /// Since when the single charges matter to each limit but a quota; `None` if all do.
+    fn needed_since(&self, limits: &[Limit], now: Micros) -> Option<Micros> {
+        let known_since = |number: usize| self.known.get(number)?.first().map(|known| known.at);
+        let others = limits.iter().enumerate().filter(|(_, limit)| !limit.is_month());
+        let since = others.map(|(number, limit)| match limit.memory() {
+            Some(memory) => Some(now.saturating_sub(memory)),
+            None => known_since(number),
         });
-        let needed_since = needed_since.min().unwrap_or(0);
-        self.charges.retain(|charge| charge.to > needed_since);
+        since.collect::<Option<Vec<_>>>().map(|since| since.into_iter().min().unwrap_or(now))
+    }
+
+    /// Makes one charge of those that only a quota still counts: when they were made makes no difference to it, and so should
+    /// make none between two pasts.
+    fn sum_up(&mut self, limits: &[Limit], now: Micros) {
+        let Some(since) = self.needed_since(limits, now) else { return };
+        let (begin, _) = month_of(now);
+        let since = since.min(now.saturating_sub(UNDONE_MAX));
+        for lost in [true, false] {
+            let is_old = |charge: &Charge| {
+                charge.certain && charge.lost == lost && charge.from >= begin && charge.to <= since
+            };
+            let units = self.charges.iter().filter(|charge| is_old(charge)).map(|charge| charge.units).sum();
+            self.charges.retain(|charge| !is_old(charge));
+            if units > 0 {
+                self.charges.insert(0, Charge { from: begin, to: begin, units, certain: true, lost });
+            }
+        }
+    }
+
+    /// Whether the future cannot tell this past from the other, but for the level of a bucket.
+    fn is_like(&self, other: &Self) -> bool {
+        let moments = |world: &Self| -> Vec<Vec<Micros>> {
+            world.known.iter().map(|known| known.iter().map(|known| known.at).collect()).collect()
+        };
+        self.charges == other.charges && moments(self) == moments(other)
     }
 
     fn forget_all(&mut self) {
@@ -485,8 +514,12 @@ impl World {
         self.known.clear();
     }
 
-    /// Two pasts that the future cannot tell apart.
+    /// One past of two that are alike: what is known of a bucket is what both allow.
     fn absorb(&mut self, other: Self) {
+        for (known, other) in self.known.iter_mut().flatten().zip(other.known.into_iter().flatten()) {
+            known.least = known.least.min(other.least);
+            known.most = known.most.max(other.most);
+        }
         for (cuts, more) in self.cuts.iter_mut().zip(other.cuts) {
             cuts.extend(more);
             cuts.sort_unstable();
@@ -521,9 +554,6 @@ const SECOND: Micros = 1_000_000;
 
 /// A failover undoes nothing that is older.
 const UNDONE_MAX: Micros = 2 * SECOND;
-
-/// With more units than that in the balance, nothing is learned of them.
-const OPEN_MAX: u64 = 2_000;
 
 impl Tally {
     fn owed(&self) -> (u64, u64) {

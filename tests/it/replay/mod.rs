@@ -201,7 +201,7 @@ fn every_decision_of_three_gateways_equals_the_oracle_for_minutes() {
 #[ignore = "takes minutes: ./test long"]
 fn every_decision_of_three_gateways_on_a_cluster_equals_the_oracle_for_minutes() {
     let (calm, pause) = (Duration::from_secs(5), Duration::from_millis(1_500));
-    three_gateways("a cluster", Shards::start(), calm, 10, pause);
+    three_gateways("a cluster", Shards::start(), calm, 6, pause);
 }
 
 #[test]

@@ -93,6 +93,20 @@ impl Limit {
         matches!(self.promise, Promise::Window { .. } | Promise::Month { .. })
     }
 
+    /// Whether a charge of then still counts at `now`.
+    pub(super) fn counts(&self, then: Micros, now: Micros) -> bool {
+        match self.promise {
+            Promise::Window { per, .. } | Promise::Bucketed { per, .. } => then + per > now,
+            Promise::Month { .. } => then >= month_of(now).0,
+            Promise::Bucket { .. } => true,
+        }
+    }
+
+    /// Whether it counts by the calendar.
+    pub(super) fn is_month(&self) -> bool {
+        matches!(self.promise, Promise::Month { .. })
+    }
+
     /// How long a charge matters to it; `None` for ever.
     pub(super) fn memory(&self) -> Option<Micros> {
         match self.promise {
@@ -242,7 +256,7 @@ fn used_in_month(taken: &[(Micros, u64)], now: Micros) -> u64 {
 }
 
 /// The calendar month in UTC that `moment` falls into: its first moment, and that of the next one.
-fn month_of(moment: Micros) -> (Micros, Micros) {
+pub(super) fn month_of(moment: Micros) -> (Micros, Micros) {
     let mut begin = 0;
     for year in 1970.. {
         let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
