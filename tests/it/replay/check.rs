@@ -503,10 +503,13 @@ impl World {
 
     /// Whether the future cannot tell this past from the other, but for the level of a bucket.
     fn is_like(&self, other: &Self) -> bool {
+        let counting = |world: &Self| -> Vec<Charge> {
+            world.charges.iter().filter(|charge| !charge.lost).copied().collect()
+        };
         let moments = |world: &Self| -> Vec<Vec<Micros>> {
             world.known.iter().map(|known| known.iter().map(|known| known.at).collect()).collect()
         };
-        self.charges == other.charges && moments(self) == moments(other)
+        counting(self) == counting(other) && moments(self) == moments(other)
     }
 
     fn forget_all(&mut self) {

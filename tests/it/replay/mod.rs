@@ -137,7 +137,13 @@ fn random(what: &str) -> Random {
 
 /// Three gateways on this store: first in peace, then with so many rounds of faults.
 #[track_caller]
-fn three_gateways(what: &str, mut store: impl Store, calm: Duration, rounds: usize, pause: Duration) {
+fn three_gateways(
+    what: &str,
+    mut store: impl Store,
+    calm: Duration,
+    rounds: usize,
+    pause: Duration,
+) -> Tally {
     let mut random = random(what);
     let backend = Backend::ok();
     let gateways = ["local", "deny", "local"].map(|on_failure| {
@@ -167,10 +173,12 @@ fn three_gateways(what: &str, mut store: impl Store, calm: Duration, rounds: usi
         tally.add(&holds(&format!("{what}, server {number}"), &here, &history.losses));
     }
     println(&format!("{what}, in all: {tally:?}"));
-    assert!(tally.lost > 0 && tally.unanswered > 0, "{what}: nothing was lost and no call was held up");
+    assert!(tally.unanswered > 0, "{what}: no call was held up");
     assert!(tally.owed_to_unanswered * OWED_AT_MOST <= tally.decisions, "{what}: {tally:?}");
-    // Without what the servers lost, nothing explains what came behind it.
-    assert!(check(&traces, &[]).is_err(), "{what}: the losses explain nothing");
+    // Where something was lost, nothing else explains what came behind it. (A cluster need not lose anything: what has gone
+    // to the replica's socket is not lost with its primary.)
+    assert!(tally.owed_to_loss == 0 || check(&traces, &[]).is_err(), "{what}: the losses explain nothing");
+    tally
 }
 
 /// Holds a trace without faults against the oracle: no tolerance at all, and no lie is taken for the truth.
@@ -184,7 +192,8 @@ fn in_peace(what: &str, traces: &[Trace], random: &mut Random) {
 #[test]
 fn every_decision_of_three_gateways_equals_the_oracle() {
     let (calm, pause) = (Duration::from_millis(2_000), Duration::from_millis(1_000));
-    three_gateways("one redis", Pair::start(), calm, 1, pause);
+    let tally = three_gateways("one redis", Pair::start(), calm, 1, pause);
+    assert!(tally.owed_to_loss > 0, "the server with the data was gone, and nobody gained by it");
 }
 
 #[test]
@@ -193,7 +202,8 @@ fn every_decision_of_three_gateways_equals_the_oracle_for_minutes() {
     // Several times: the oracle goes through its whole list for every question, so a minute is as long as a list may grow.
     let (calm, pause) = (Duration::from_secs(5), Duration::from_millis(1_500));
     for time in 1..=4 {
-        three_gateways(&format!("one redis, {time}"), Pair::start(), calm, 6, pause);
+        let tally = three_gateways(&format!("one redis, {time}"), Pair::start(), calm, 6, pause);
+        assert!(tally.owed_to_loss > 0, "the server with the data was gone, and nobody gained by it");
     }
 }
 

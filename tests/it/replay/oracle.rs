@@ -3,8 +3,6 @@
 //! All it knows is a list of charges, each a time and units. Every question is answered from the whole list and from the
 //! definition; nothing is kept between two questions, nothing is rounded, and numbers are wide enough for all of it.
 
-use std::cmp::Reverse;
-
 /// A moment in microseconds since 1970, or a span.
 pub(super) type Micros = u64;
 
@@ -240,10 +238,10 @@ fn spans(
     });
     let mut taken = taken(past.charges, view, now);
     taken.retain(|(at, _)| known.is_none_or(|(since, _)| *at > since));
-    taken.sort_unstable_by_key(|(at, _)| Reverse(*at));
     let sum: u64 = taken.iter().map(|(_, units)| units).sum();
     let before = known.map(|(at, level)| (at, level - i128::from(sum) * per));
-    let each = taken.into_iter().scan(0, move |sum, (at, units)| {
+    // From the newest to the oldest.
+    let each = taken.into_iter().rev().scan(0, move |sum, (at, units)| {
         *sum += i128::from(units);
         Some((at, full - *sum * per))
     });
