@@ -214,7 +214,7 @@ fn a_failover_and_a_lost_primary_are_survived() {
             fail_over(&cluster, &gateway, 1, callers[1]);
             // The third, whose replica was no primary a moment ago: Redis 6.2 takes no writes on a node for 10 s after it
             // gave way to its replica, not even when it is the primary again.
-            cluster.kill_primary(2);
+            cluster.node(2).kill();
             outlives_the_third_primary(&cluster, &gateway, callers);
         })
     });

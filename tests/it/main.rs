@@ -18,6 +18,7 @@
 //! | `redis` | keys, expiry, scripts, restart, memory that is full |
 //! | `cluster` | Redis Cluster: exact counts, slots that move, a failover, nodes that are lost |
 //! | `outage` | Redis absent, refusing, frozen |
+//! | `replay` | every decision under faults, held against a brute-force oracle |
 //! | `observing` | metrics, access log, no credential anywhere |
 //! | `dashboards` | every panel and alert has data, in a real Prometheus |
 //! | `memory` | bounded memory under big bodies and many callers |
@@ -55,6 +56,7 @@ mod outage;
 mod paths;
 mod proxying;
 mod redis;
+mod replay;
 mod scopes;
 mod settling;
 mod slots;

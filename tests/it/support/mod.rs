@@ -13,6 +13,7 @@ pub(crate) mod load;
 mod process;
 mod prometheus;
 mod redis;
+mod relay;
 pub(crate) mod source;
 mod store;
 pub(crate) mod tree;
@@ -31,6 +32,7 @@ pub(crate) use fleet::{Fleet, Member, for_every_fleet};
 pub(crate) use gateway::{Finished, Gateway, Unread, run, tollgate};
 pub(crate) use prometheus::{Prometheus, Sample};
 pub(crate) use redis::{Cluster, Redis, program as redis_program};
+pub(crate) use relay::Relay;
 pub(crate) use store::{Store, for_every_store};
 pub(crate) use wire::Ending;
 

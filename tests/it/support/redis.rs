@@ -56,25 +56,41 @@ pub(crate) struct Redis {
     process: Option<Process>,
     port: u16,
     directory: TempDir,
-    cluster: bool,
+    kind: Kind,
+}
+
+/// How a server is set up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Alone, keeping what `SAVE` is told to.
+    Plain,
+    /// With every write in a file before it is answered.
+    Journaled,
+    /// A node of a cluster.
+    Node,
 }
 
 impl Redis {
     /// Starts an empty server.
     pub(crate) fn start() -> Self {
-        Self::start_as(false)
+        Self::start_as(Kind::Plain)
+    }
+
+    /// Starts an empty server that has every write in a file before it answers: killed, it comes back with all of them.
+    pub(crate) fn start_journaled() -> Self {
+        Self::start_as(Kind::Journaled)
     }
 
     /// A port and a directory, and no server yet.
     pub(crate) fn absent() -> Self {
-        Self { process: None, port: free_port(), directory: tempfile::tempdir().unwrap(), cluster: false }
+        Self { process: None, port: free_port(), directory: tempfile::tempdir().unwrap(), kind: Kind::Plain }
     }
 
-    fn start_as(cluster: bool) -> Self {
+    fn start_as(kind: Kind) -> Self {
         for _ in 0..PORT_ATTEMPTS {
-            let mut redis = Self { cluster, ..Self::absent() };
+            let mut redis = Self { kind, ..Self::absent() };
             // Nodes talk to each other on a port 10,000 higher.
-            if cluster && redis.port > u16::MAX - 10_000 {
+            if kind == Kind::Node && redis.port > u16::MAX - 10_000 {
                 continue;
             }
             if redis.try_launch() {
@@ -94,13 +110,17 @@ impl Redis {
         let mut command = Command::new(program());
         command
             .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"])
-            .args(["--save", "", "--appendonly", "no", "--daemonize", "no"])
+            .args(["--save", "", "--daemonize", "no"])
+            .args(["--appendonly", if self.kind == Kind::Journaled { "yes" } else { "no" }])
+            // Written before it is answered, and so safe from a kill. Waiting for the disk would only protect from a power
+            // cut, and stalls everything now and then.
+            .args(["--appendfsync", "no"])
+            // A replica that comes is given its copy at once, and not after 5 s in which others might come.
+            .args(["--repl-diskless-sync-delay", "0"])
             .arg("--dir")
             .arg(self.directory.path());
-        if self.cluster {
+        if self.kind == Kind::Node {
             command.args(["--cluster-enabled", "yes", "--cluster-node-timeout", NODE_TIMEOUT_MS]);
-            // A replica that comes is given its copy at once, and not after 5 s in which others might come.
-            command.args(["--repl-diskless-sync-delay", "0"]);
             // As the manual wants it: the callers of one lost primary are no reason to refuse all others.
             command.args(["--cluster-require-full-coverage", "no"]);
         }
@@ -240,6 +260,12 @@ impl Redis {
         }
     }
 
+    /// Throws away what it has saved, while it does not run.
+    pub(crate) fn forget(&mut self) {
+        assert!(self.process.is_none(), "a running server would save again");
+        self.directory = tempfile::tempdir().unwrap();
+    }
+
     /// Kills it and starts it again on the same port, with the data of the last `SAVE`.
     #[track_caller]
     pub(crate) fn restart(&mut self) {
@@ -264,7 +290,7 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Starts the nodes, joins them, and waits until each sees the whole cluster.
     pub(crate) fn start() -> Self {
-        let cluster = Self { nodes: (0..2 * PRIMARIES).map(|_| Redis::start_as(true)).collect() };
+        let cluster = Self { nodes: (0..2 * PRIMARIES).map(|_| Redis::start_as(Kind::Node)).collect() };
         cluster.share_slots();
         cluster.meet();
         cluster.replicate();
@@ -339,9 +365,9 @@ impl Cluster {
         nodes.find(|node| node.accepts(&["PTTL", key])).expect("a healthy cluster owns every slot")
     }
 
-    /// Kills the `at`-th primary it began with.
-    pub(crate) fn kill_primary(&mut self, at: usize) {
-        self.nodes[..PRIMARIES][at].kill();
+    /// One of the nodes, to kill it or to start it again: the primaries it began with, then their replicas in that order.
+    pub(crate) fn node(&mut self, at: usize) -> &mut Redis {
+        &mut self.nodes[at]
     }
 
     /// Begins to move the slot of `key` to another primary. From now on its owner sends those who ask for a key that it
