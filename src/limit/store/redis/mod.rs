@@ -340,9 +340,10 @@ fn standing(wait: i64, remaining: i64, next: i64) -> Option<Standing> {
 fn store_error(error: &RedisError) -> StoreError {
     let code = || error.code().unwrap_or("no code").to_owned();
     // A script of ours says so, or a value of another type says it for itself.
-    let says =
-        |words| error.detail().is_some_and(|detail| detail.contains("TOLLGATE") && detail.contains(words));
-    if says("state") || error.code() == Some("WRONGTYPE") {
+    let contains = |words| error.detail().is_some_and(|detail| detail.contains(words));
+    let says = |words| contains("TOLLGATE") && contains(words);
+    // Redis 6.2 has no code for an error inside of a script.
+    if says("state") || error.code() == Some("WRONGTYPE") || contains("WRONGTYPE") {
         StoreError::Unreadable(code())
     } else if says("clocks") {
         StoreError::Refused("its clock and the gateway's are more than a period of a quota apart".to_owned())
