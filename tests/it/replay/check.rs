@@ -474,7 +474,9 @@ impl World {
 
     /// Since when the single charges matter to each limit but a quota; `None` if all do.
     fn needed_since(&self, limits: &[Limit], now: Micros) -> Option<Micros> {
-        let known_since = |number: usize| self.known.get(number)?.first().map(|known| known.at);
+        // What a failover may undo makes nothing superfluous.
+        let lasts = |known: &&Known| known.at + UNDONE_MAX < now;
+        let known_since = |number: usize| self.known.get(number)?.first().filter(lasts).map(|known| known.at);
         let others = limits.iter().enumerate().filter(|(_, limit)| !limit.is_month());
         let since = others.map(|(number, limit)| match limit.memory() {
             Some(memory) => Some(now.saturating_sub(memory)),
@@ -761,5 +763,29 @@ mod tests {
         assert!(check_last(at(605, true, 0)).is_ok());
         assert!(check_last(at(605, false, 0)).is_ok());
         assert!(check_last(at(611, false, 0)).is_err());
+    }
+
+    #[test]
+    fn a_failover_undoes_what_was_known_of_a_bucket() {
+        // Two units at once and one each 100 s: a call without an answer leaves in doubt which of them are there, and an
+        // answer says it. Then a server takes over that has not seen that call.
+        let promise = Promise::Bucket { limit: 1, per: 100 * SECOND, burst: 2 };
+        let limit = Limit { name: "two", promise };
+        let at = |milliseconds: Micros| START + milliseconds * 1_000;
+        let left = |decision: Decision, more_in| {
+            let left = vec![Left { more_in: Some(more_in), ..decision.left[0] }];
+            let retry_after = decision.retry_after.map(|_| more_in);
+            Call::Decided(Decision { left, retry_after, ..decision })
+        };
+        let calls = vec![left(admitted(0, 1), 100), unanswered(100, 200), left(refused(300), 100)];
+        let failover = Loss::Suffix { earliest: at(50), latest: at(60), killed: at(310) };
+        let with_last = |last| {
+            let calls = [calls.clone(), vec![last]].concat();
+            check(&[Trace { account: "acme".to_owned(), limits: vec![limit], calls }], &[failover]).map(drop)
+        };
+        // One unit was charged before the cut, and counts.
+        with_last(left(admitted(400, 0), 100)).unwrap_or_else(|disagreement| panic!("{disagreement}"));
+        assert!(with_last(left(admitted(400, 1), 100)).is_err());
+        assert!(with_last(left(refused(400), 100)).is_err());
     }
 }

@@ -24,9 +24,9 @@
 //!   answer tells the level, to a unit. In a cluster a call whose server was killed may have been sent again, so one that was
 //!   decided by the next server may also have been charged by the first.
 //! * **A loss.** An empty restart loses every charge before it, no more and no less. A failover loses every charge after one
-//!   single moment and none before it; the moment lies within the 500 ms before the replica was promoted (in a cluster:
-//!   before its primary was killed), and is the same for all accounts of that server. A restart with its data and a
-//!   failover that both sides agree on lose nothing.
+//!   single moment and none before it; the moment is the same for all accounts of that server, it is none at which the
+//!   replica is known to have had all that was written, and none after the replica was promoted (in a cluster: after its
+//!   primary was killed). A restart with its data and a failover that both sides agree on lose nothing.
 //!
 //! All pasts that these rules allow are followed side by side; a decision is wrong when it contradicts every one of them.
 //! Without a fault there is one past, and so no tolerance at all.

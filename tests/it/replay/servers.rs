@@ -12,9 +12,6 @@ use crate::support::{Cluster, Redis, Relay, eventually};
 /// A signal has taken effect after this time, surely.
 const SIGNAL: Micros = 20_000;
 
-/// A replica is behind by less than this.
-const LAG_MAX: Micros = 500_000;
-
 /// How long a replica may take to have a copy of its primary, or to take its place.
 const PATIENCE: Duration = Duration::from_secs(15);
 
@@ -128,11 +125,7 @@ impl Pair {
     }
 
     fn fail_over(&mut self, too_early: Duration) {
-        eventually("the replica to be in step", PATIENCE, || {
-            let state = self.primary.info("replication", "slave0")?;
-            state.contains("state=online").then_some(())
-        });
-        let earliest = wall() - LAG_MAX;
+        let earliest = copied_until(&self.primary, &self.replica);
         self.replica.cmd(&["REPLICAOF", "NO", "ONE"]);
         let latest = wall();
         thread::sleep(too_early);
@@ -179,6 +172,19 @@ fn follow(replica: &Redis, primary: &Redis) {
     replica.cmd(&["REPLICAOF", "127.0.0.1", &primary.port().to_string()]);
 }
 
+/// Waits until the replica has all that its primary wrote up to a moment, and says which.
+fn copied_until(primary: &Redis, replica: &Redis) -> Micros {
+    let offset = |redis: &Redis, name| redis.info("replication", name)?.parse::<u64>().ok();
+    eventually("the replica to be in step", PATIENCE, || {
+        let online = primary.info("replication", "slave0")?.contains("state=online")
+            && replica.info("replication", "master_link_status")? == "up";
+        let moment = wall();
+        let written = offset(primary, "master_repl_offset")?;
+        let copied = offset(replica, "slave_repl_offset")?;
+        (online && copied >= written).then_some(moment)
+    })
+}
+
 /// Shards of a cluster: a primary and a replica each.
 const SHARDS: usize = 3;
 
@@ -206,12 +212,9 @@ impl Shards {
         if self.promoted[shard] { &self.cluster.primaries()[shard] } else { &self.cluster.replicas()[shard] }
     }
 
-    fn wait_for_copy(&self, shard: usize) {
-        eventually("the replica to have a copy", PATIENCE, || {
-            let state = self.primary(shard).info("replication", "slave0")?;
-            let follows = self.replica(shard).info("replication", "role")? == "slave";
-            (follows && state.contains("state=online")).then_some(())
-        });
+    /// Waits until the replica has a copy of its primary; until when it is complete.
+    fn copied_until(&self, shard: usize) -> Micros {
+        copied_until(self.primary(shard), self.replica(shard))
     }
 
     /// The primary stands still, too short for the others to replace it.
@@ -226,7 +229,7 @@ impl Shards {
 
     /// The replica takes over, when the primary has given it all it had: nothing is lost.
     fn hand_over(&mut self, shard: usize) {
-        self.wait_for_copy(shard);
+        self.copied_until(shard);
         self.replica(shard).cmd(&["CLUSTER", "FAILOVER"]);
         self.wait_for_succession(shard);
         self.promoted[shard] = !self.promoted[shard];
@@ -235,9 +238,8 @@ impl Shards {
     /// The primary is killed, the others notice, and the replica takes over with what it had. The killed one comes back as
     /// a replica.
     fn lose_primary(&mut self, shard: usize) {
-        self.wait_for_copy(shard);
         let at = shard + if self.promoted[shard] { SHARDS } else { 0 };
-        let earliest = wall() - LAG_MAX;
+        let earliest = self.copied_until(shard);
         self.cluster.node(at).kill();
         let killed = wall();
         let last_seen_waiting = self.wait_for_succession(shard);
