@@ -23,20 +23,16 @@ for i = 1, #KEYS do
   local state
   if form == 119 then
     state = ring_look(key, at + 1, cost)
-    at = at + 4
   elseif form == 98 then
     state = buckets_look(key, at + 1, cost)
-    at = at + 4
   elseif form == 116 then
     state = bucket_look(key, at + 1, cost)
-    at = at + 4
   elseif form == 113 then
     state = quota_look(key, at + 1, cost)
-    at = at + 6
   else
     state = slots_look(key, at + 1)
-    at = at + 4
   end
+  at = at + (form == 113 and 6 or 4)
   if not state then
     return { now, 1 }
   end

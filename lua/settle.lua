@@ -34,13 +34,7 @@ local function settle_ring(log)
   end
   local newer = log.count - behind
   if newer > 0 then
-    local moved = ring_run(log, behind, newer)
-    local place = (log.head + behind - units) % log.places
-    local till_end = 4 * (log.places - place)
-    redis.call('SETRANGE', log.key, string.format('%d', 30 + 4 * place), string.sub(moved, 1, till_end))
-    if #moved > till_end then
-      redis.call('SETRANGE', log.key, '30', string.sub(moved, till_end + 1))
-    end
+    ring_put(log, behind - units, ring_run(log, behind, newer))
   end
   log.bytes, log.count = '', log.count - units
   log.newest = log.count > 0 and ring_time(log, log.count - 1) or 0
@@ -87,30 +81,23 @@ end
 local at = 4
 for i = 1, #KEYS do
   local key, form = KEYS[i], string.byte(ARGV[at])
-  local state
   if form == 119 then
-    state = ring_look(key, at + 1, 1)
-    at = at + 4
+    local log = ring_look(key, at + 1, 1)
+    -- An edited window may have left it in buckets.
+    if log.form == 119 then
+      settle_ring(log)
+    else
+      settle_buckets(log)
+    end
   elseif form == 98 then
-    state = buckets_look(key, at + 1, 1)
-    at = at + 4
+    settle_buckets(buckets_look(key, at + 1, 1))
   elseif form == 116 then
-    state = bucket_look(key, at + 1, 1)
-    at = at + 4
+    settle_bucket(bucket_look(key, at + 1, 1))
   elseif form == 113 then
-    state = quota_look(key, at + 1, 1)
-    at = at + 6
+    settle_quota(quota_look(key, at + 1, 1))
   else
     error('TOLLGATE slots are given back, and not settled')
   end
-  if state.form == 119 then
-    settle_ring(state)
-  elseif state.form == 98 then
-    settle_buckets(state)
-  elseif state.form == 116 then
-    settle_bucket(state)
-  else
-    settle_quota(state)
-  end
+  at = at + (form == 113 and 6 or 4)
 end
 return #KEYS

@@ -120,6 +120,17 @@ local function ring_run(log, i, n)
   return bytes
 end
 
+-- Writes admissions, as bytes, at the i-th place and behind it: two runs at most.
+local function ring_put(log, i, bytes)
+  local place = (log.head + i) % log.places
+  local till_end = 4 * (log.places - place)
+  if #bytes > till_end then
+    redis.call('SETRANGE', log.key, '30', string.sub(bytes, till_end + 1))
+    bytes = string.sub(bytes, 1, till_end)
+  end
+  redis.call('SETRANGE', log.key, string.format('%d', 30 + 4 * place), bytes)
+end
+
 -- Room for `cost` more behind the live admissions: a ring twice as large.
 local function ring_grow(log, cost)
   local live = ring_run(log, 0, log.count)
@@ -146,14 +157,7 @@ local function ring_charge(log, cost)
       ring_grow(log, cost)
     end
     newest = math.ceil((now - log.base) / log.tick)
-    local entries = string.rep(struct.pack('>I4', newest), cost)
-    local place = (log.head + log.count) % log.places
-    local till_end = 4 * (log.places - place)
-    if #entries > till_end then
-      redis.call('SETRANGE', key, '30', string.sub(entries, till_end + 1))
-      entries = string.sub(entries, 1, till_end)
-    end
-    redis.call('SETRANGE', key, string.format('%d', 30 + 4 * place), entries)
+    ring_put(log, log.count, string.rep(struct.pack('>I4', newest), cost))
     log.count, log.newest = log.count + cost, newest
     redis.call('SETRANGE', key, '0', ring_header(log))
   end

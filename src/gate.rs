@@ -24,7 +24,7 @@ use crate::inbound::path::check_query;
 use crate::inbound::{CanonicalPath, Inbound, METHODS};
 use crate::limit::headers::Style;
 use crate::limit::store::{Charge, MemoryStore, OpenError, StoreKind};
-use crate::limit::{Anchor, Limiter, Pass, Tally, draw};
+use crate::limit::{Anchor, Limiter, Pass, Tally};
 use crate::listen::check;
 use crate::listen::reply::{Rejection, limit_fields};
 use crate::listen::request_id::{self, RequestIds};
@@ -239,7 +239,7 @@ impl Worker {
     fn tell(&self, fields: &mut HeaderMap, record: &Record) {
         fields.insert(request_id::FIELD, record.request_id().clone());
         if let Some((caller, offer, decision)) = record.decided() {
-            let policy_field = || offer.policy_field(draw(&caller.id));
+            let policy_field = || offer.policy_field(&caller.id);
             limit_fields(fields, self.shared.style, policy_field, &offer.rules, decision);
         }
     }

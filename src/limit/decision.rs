@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 
 use smallvec::SmallVec;
 
-use super::algorithm::{self, Role, Standing};
+use super::algorithm::{Role, Standing, Verdict};
 use super::rule::Rule;
 use crate::clock::Micros;
 
@@ -65,8 +65,8 @@ impl Decision {
     pub fn new(at: Micros, states: States, rules: &[Rule], draw: u8) -> Self {
         let roles: SmallVec<[Role; 4]> =
             rules.iter().take(states.len()).map(|rule| rule.role(draw)).collect();
-        let refuses = |(state, role): (&Standing, &Role)| state.wait != Some(0) && *role == Role::Enforced;
-        Self { allowed: !states.iter().zip(&roles).any(refuses), at, states, roles }
+        let allowed = Verdict::of(roles.iter().copied().zip(states.iter().copied())).passes();
+        Self { allowed, at, states, roles }
     }
 
     /// This decision on the caller's own limits, which allowed the request, with the one on the pool behind it. If the pool
@@ -89,7 +89,9 @@ impl Decision {
 
     /// For each limit, whether it was charged.
     pub fn charged(&self) -> impl Iterator<Item = bool> + '_ {
-        algorithm::charged(self.roles.iter().copied().zip(self.states.iter().copied()))
+        let limits = || self.roles.iter().copied().zip(self.states.iter().copied());
+        let verdict = Verdict::of(limits());
+        limits().map(move |(role, state)| verdict.charges(role, state))
     }
 
     /// Whether clients are told of the limit of this index: one that only watches is the operator's business.

@@ -147,9 +147,10 @@ impl Limiter {
     /// The limits of a pool are asked behind the caller's own, in a step of their own: they are counted for everybody, and so
     /// somewhere else. When they refuse, the caller gets back what was charged.
     pub async fn admit(&self, charge: Charge<'_>, on_failure: OnFailure) -> (Ruling, Option<Pass>) {
-        let lease = self.lease_for(charge);
-        // One for both steps: a request spends its budget once.
+        // Only Redis wants to know who holds a slot, and until when an answer is of use. One deadline for both steps: a request
+        // spends its budget once.
         let deadline = self.redis.as_ref().map(Guarded::deadline);
+        let lease = deadline.map_or_else(String::new, |_| self.lease_for(charge));
         let charge = Charge { lease: &lease, deadline, ..charge };
         let (own, pool) = parts(charge);
         let (mut ruling, pass) = self.admit_part(own, on_failure).await;

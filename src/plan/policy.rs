@@ -8,7 +8,7 @@ use actix_web::http::header::HeaderValue;
 use super::route::{Conflict, Missing, Route, RouteTable};
 use crate::identify::{ClientAddresses, CredentialSource, Identity, KeyTable};
 use crate::inbound::{Inbound, PathRules};
-use crate::limit::{OnFailure, Rule, headers};
+use crate::limit::{OnFailure, Rule, draw, headers};
 
 /// A row of the tier table: what its callers may do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,12 +60,11 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// The `RateLimit-Policy` field for a caller of this [`draw`](crate::limit::draw); `None` without limits that are
-    /// enforced.
+    /// The `RateLimit-Policy` field for the caller of this id; `None` without limits that are enforced.
     #[must_use]
-    pub fn policy_field(&self, draw: u8) -> Option<HeaderValue> {
+    pub fn policy_field(&self, caller: &str) -> Option<HeaderValue> {
         if self.rules.iter().any(Rule::draws) {
-            policy_field(&self.rules, draw)
+            policy_field(&self.rules, draw(caller))
         } else {
             self.policy_field.clone()
         }

@@ -70,7 +70,7 @@ pub(super) fn check_names(raw: &Raw, context: &Context<'_>) {
 }
 
 /// Whether a route is given to the plan of this name.
-fn includes(route: &RouteSection, plan: &str) -> bool {
+pub(super) fn includes(route: &RouteSection, plan: &str) -> bool {
     route.plans.as_ref().is_none_or(|plans| plans.value.iter().any(|included| included.value == plan))
 }
 

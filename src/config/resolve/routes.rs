@@ -157,7 +157,7 @@ pub(super) fn check_costs(raw: &Raw, plans: &[Plan], routes: &[Route], context: 
             let hint = "lower the cost, or raise the limit";
             context.note(fault(rule, "the route").hint(hint), cost);
         }
-        for plan in plans.iter().filter(|plan| includes(route, plan)) {
+        for plan in plans.iter().filter(|plan| plans::includes(section, &plan.name)) {
             let own = plan.routes.get(&route.name).into_iter().flatten();
             if let Some(rule) = plan.limits.iter().chain(own).find(too_small) {
                 let hint = "lower the cost, raise the limit, or leave the plan out with `plans`";
@@ -165,8 +165,4 @@ pub(super) fn check_costs(raw: &Raw, plans: &[Plan], routes: &[Route], context: 
             }
         }
     }
-}
-
-fn includes(route: &Route, plan: &Plan) -> bool {
-    route.plans.as_ref().is_none_or(|plans| plans.contains(&plan.name))
 }

@@ -119,28 +119,44 @@ pub fn decide(limits: &mut [Limited<'_>], now: Micros, cost: NonZeroU64) {
         limited.algorithm.align(limited.state, limited.period, now);
         limited.standing = limited.judge(now, cost);
     }
-    let all_fit = |role| limits.iter().filter(|limited| limited.role == role).all(Limited::fits);
-    let (pass, candidates_pass) = (all_fit(Role::Enforced), all_fit(Role::Candidate));
-    if !pass {
-        return;
-    }
-    for limited in limits.iter_mut().filter(|limited| limited.fits()) {
-        if limited.role != Role::Candidate || candidates_pass {
-            limited.standing = limited.charge(now, cost);
-        }
+    let verdict = Verdict::of(limits.iter().map(|limited| (limited.role, limited.standing)));
+    for limited in limits.iter_mut().filter(|limited| verdict.charges(limited.role, limited.standing)) {
+        limited.standing = limited.charge(now, cost);
     }
 }
 
-/// Whether [`decide`] has charged the limits whose roles and standings these are: each of them, and none of a request that
-/// was refused.
-pub fn charged(limits: impl Iterator<Item = (Role, Standing)> + Clone) -> impl Iterator<Item = bool> {
-    let all_fit = |role| {
-        limits.clone().filter(|(other, _)| *other == role).all(|(_, standing)| standing.wait == Some(0))
-    };
-    let (pass, candidates_pass) = (all_fit(Role::Enforced), all_fit(Role::Candidate));
-    limits.map(move |(role, standing)| {
-        pass && standing.wait == Some(0) && (role != Role::Candidate || candidates_pass)
-    })
+/// What all limits of a request together say of it: the one rule of which of them it is charged to.
+#[derive(Debug, Clone, Copy)]
+pub struct Verdict {
+    /// Whether it fits all limits that are enforced.
+    pass: bool,
+    /// Whether it fits all candidates.
+    candidates_pass: bool,
+}
+
+impl Verdict {
+    /// Of limits that take part and stand like this, before a charge or behind it.
+    #[must_use]
+    pub fn of(limits: impl Iterator<Item = (Role, Standing)>) -> Self {
+        let all = Self { pass: true, candidates_pass: true };
+        limits.filter(|(_, standing)| standing.wait != Some(0)).fold(all, |verdict, (role, _)| match role {
+            Role::Enforced => Self { pass: false, ..verdict },
+            Role::Candidate => Self { candidates_pass: false, ..verdict },
+            Role::Shadow => verdict,
+        })
+    }
+
+    /// Whether the request passes.
+    #[must_use]
+    pub fn passes(self) -> bool {
+        self.pass
+    }
+
+    /// Whether it is charged to one of the limits.
+    #[must_use]
+    pub fn charges(self, role: Role, standing: Standing) -> bool {
+        self.pass && standing.wait == Some(0) && (role != Role::Candidate || self.candidates_pass)
+    }
 }
 
 /// Settles a charge of `reserved` units made at the moment `charged`: the request did cost `spent`.
@@ -175,10 +191,6 @@ impl<'a> Limited<'a> {
     /// A limit that is yet to be decided.
     pub fn new(algorithm: &'a Algorithm, state: &'a mut State, period: Period, role: Role) -> Self {
         Self { algorithm, state, period, role, standing: Standing { wait: None, remaining: 0, next: 0 } }
-    }
-
-    fn fits(&self) -> bool {
-        self.standing.wait == Some(0)
     }
 
     fn judge(&self, now: Micros, cost: NonZeroU64) -> Standing {

@@ -107,15 +107,8 @@ impl RedisStore {
 
     /// Settles a charge soon. Nobody waits for it, and it may be lost: then what was reserved stays charged.
     pub fn settle(&self, settlement: Settlement<'_>) {
-        let charge = settlement.charge;
-        let charged = charge.rules.iter().zip(settlement.charged).filter(|(_, charged)| **charged);
-        let rules: SmallVec<[&Rule; 4]> =
-            charged.map(|(rule, _)| rule).filter(|rule| !rule.lends_slots()).collect();
-        if rules.is_empty() {
-            return;
-        }
         let script = self.scripts.settling();
-        let call = self.settling_call(script, settlement, &rules, clock::wall_micros());
+        let Some(call) = self.settling_call(script, settlement, clock::wall_micros()) else { return };
         self.keep_house();
         self.messages.leave(Message::Call(Rc::clone(script), call));
     }
@@ -154,33 +147,36 @@ impl RedisStore {
 
     /// A call that decides, worth nothing after `end` by Redis's clock; 0: whenever it comes. `wall` is the gateway's clock.
     fn deciding_call(&self, script: &Script, charge: Charge<'_>, end: Micros, wall: Micros) -> Cmd {
-        let mut call = script.by_hash();
-        call.arg(charge.rules.len());
-        for rule in charge.rules {
-            call.arg(self.key(charge, rule));
-        }
-        call.arg(&[charge.cost.get(), end]);
-        for rule in charge.rules {
-            arguments(rule, charge, wall, &mut call);
-        }
-        call
+        self.call(script, charge, charge.rules.iter(), &[charge.cost.get(), end], wall)
     }
 
-    /// A call that settles the charge of these rules. `wall` is the gateway's clock.
-    fn settling_call(
+    /// A call that settles the charge of the limits that were charged; `None` if there is none to settle. `wall` is the
+    /// gateway's clock.
+    fn settling_call(&self, script: &Script, settlement: Settlement<'_>, wall: Micros) -> Option<Cmd> {
+        let Settlement { charge, charged, at, spent } = settlement;
+        // Slots are given back, and not settled.
+        let settled =
+            charge.rules.iter().zip(charged).filter(|(rule, charged)| **charged && !rule.lends_slots());
+        let rules: SmallVec<[&Rule; 4]> = settled.map(|(rule, _)| rule).collect();
+        let numbers = [at, charge.cost.get(), spent];
+        (!rules.is_empty()).then(|| self.call(script, charge, rules.iter().copied(), &numbers, wall))
+    }
+
+    /// A call of a script about these limits of a charge: their keys, some numbers, and the fields of each limit.
+    fn call<'r>(
         &self,
         script: &Script,
-        settlement: Settlement<'_>,
-        rules: &[&Rule],
+        charge: Charge<'_>,
+        rules: impl ExactSizeIterator<Item = &'r Rule> + Clone,
+        numbers: &[u64],
         wall: Micros,
     ) -> Cmd {
-        let Settlement { charge, at, spent, .. } = settlement;
         let mut call = script.by_hash();
         call.arg(rules.len());
-        for rule in rules {
+        for rule in rules.clone() {
             call.arg(self.key(charge, rule));
         }
-        call.arg(&[at, charge.cost.get(), spent]);
+        call.arg(numbers);
         for rule in rules {
             arguments(rule, charge, wall, &mut call);
         }

@@ -98,10 +98,9 @@ impl Lua {
 
     fn settle(&mut self, settlement: Settlement<'_>, now: Micros) {
         let scripts = Rc::clone(&self.store.scripts);
-        let charged = settlement.charge.rules.iter().zip(settlement.charged).filter(|(_, charged)| **charged);
-        let rules: Vec<&Rule> = charged.map(|(rule, _)| rule).collect();
         let wall = now + 7 * 3_600 * SECOND;
-        let call = self.store.settling_call(scripts.settling(), settlement, &rules, wall);
+        // Limits that only watch may all have refused.
+        let Some(call) = self.store.settling_call(scripts.settling(), settlement, wall) else { return };
         self.run(scripts.settling(), &call, now).unwrap();
     }
 }
@@ -628,7 +627,7 @@ fn damaged_values_are_unreadable_and_hang_nothing() {
         let charge = Charge::new("acct.a", "plan", rules, n(1));
         let settling = |spent| {
             let settlement = Settlement { charge, charged: &[true], at: begin, spent };
-            (scripts.settling(), lua.store.settling_call(scripts.settling(), settlement, &[&rules[0]], now))
+            (scripts.settling(), lua.store.settling_call(scripts.settling(), settlement, now).unwrap())
         };
         let deciding = [scripts.whole(), scripts.deciding(rules)]
             .map(|script| (script, lua.store.deciding_call(script, charge, now, now)));
