@@ -10,7 +10,7 @@ use std::time::Instant;
 
 pub use guarded::Guarded;
 pub use memory::{MemorySlots, MemoryStore, Place};
-pub use redis::{OpenError, RedisSettings, RedisSlot, RedisStore, Topology};
+pub use redis::{OpenError, RedisSettings, RedisSlot, RedisStore, Server, Topology};
 
 use super::algorithm::Micros;
 use super::calendar::Anchor;

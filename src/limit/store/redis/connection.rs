@@ -12,20 +12,14 @@ use ::redis::aio::{ConnectionLike, MultiplexedConnection};
 use ::redis::cluster::{ClusterClient, ClusterClientBuilder};
 use ::redis::cluster_async::ClusterConnection;
 use ::redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo};
-use ::redis::io::tcp::TcpSettings;
-use ::redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError,
-    ServerErrorKind, Value,
-};
-use secrecy::{ExposeSecret as _, SecretString};
+use ::redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::StoreError;
+use super::opener::{CONNECT_TIMEOUT, OpenError, Opener, tcp};
+use super::topology::Topology;
 use crate::clock;
-
-/// How long one attempt to connect may take.
-const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How long one node of a cluster may take. Opening asks in two rounds, and both must fit into an attempt, or one node that
 /// hangs would keep the gateway from all others.
@@ -37,9 +31,6 @@ const PAUSE_MIN: Duration = Duration::from_millis(50);
 /// The longest pause between attempts: how late a returned Redis is noticed at most.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
-/// A peer that acknowledges nothing for so long is gone, even if nobody said so.
-const USER_TIMEOUT: Duration = Duration::from_secs(2);
-
 /// How often a command may be sent again that a node of a cluster sends elsewhere or asks to repeat.
 ///
 /// The budget ends it, not this number. While a slot moves, one command can need many: `ASKING` holds for the next command
@@ -47,39 +38,19 @@ const USER_TIMEOUT: Duration = Duration::from_secs(2);
 /// caller are on one side.
 const RETRIES: u32 = 16;
 
-/// How Redis nodes form one store. Their URLs may hold a password.
-#[derive(Debug, Clone)]
-pub enum Topology {
-    /// One server, by URL.
-    Standalone(SecretString),
-    /// A cluster, by the URLs of some of its nodes.
-    Cluster(Vec<SecretString>),
-}
-
-/// Why a topology cannot be used.
-#[derive(Debug, thiserror::Error)]
-#[error("the address of Redis cannot be used: {0}")]
-pub struct OpenError(String);
-
-impl From<RedisError> for OpenError {
-    fn from(error: RedisError) -> Self {
-        // The category only: the detail may repeat the URL, and so its password.
-        Self(error.category().to_owned())
-    }
-}
-
 /// What opens a connection.
-enum Opener {
-    Standalone(Box<Client>),
+enum Way {
+    Standalone(Box<Opener>),
     Cluster(Box<ClusterClient>),
 }
 
-impl Opener {
+impl Way {
     fn new(topology: &Topology, budget: Duration) -> Result<Self, OpenError> {
         match topology {
-            Topology::Standalone(url) => Ok(Self::Standalone(Box::new(Client::open(settings(url)?)?))),
-            Topology::Cluster(urls) => {
-                let nodes = urls.iter().map(settings).collect::<Result<Vec<_>, _>>()?;
+            Topology::Standalone(server) => Ok(Self::Standalone(Box::new(Opener::new(server)?))),
+            Topology::Cluster(nodes) => {
+                let openers = nodes.iter().map(Opener::new).collect::<Result<Vec<_>, _>>()?;
+                let nodes = openers.iter().map(|opener| opener.info().clone());
                 // The library's defaults wait 1.3 s before a retry and for ever for an answer.
                 let client = ClusterClientBuilder::new(nodes)
                     .retries(RETRIES)
@@ -97,13 +68,7 @@ impl Opener {
 
     async fn open(&self) -> Result<Link, RedisError> {
         match self {
-            Self::Standalone(client) => {
-                let config = AsyncConnectionConfig::new()
-                    .set_connection_timeout(Some(CONNECT_TIMEOUT))
-                    // The deadline is the caller's: one around the whole step, not one for each answer.
-                    .set_response_timeout(None);
-                client.get_multiplexed_async_connection_with_config(&config).await.map(Link::Standalone)
-            }
+            Self::Standalone(opener) => opener.open().await.map(Link::Standalone),
             Self::Cluster(client) => {
                 client.get_async_connection().await.map(|link| Link::Cluster(Box::new(link)))
             }
@@ -119,14 +84,6 @@ impl Opener {
         };
         is_whole.then_some(link)
     }
-}
-
-fn tcp() -> TcpSettings {
-    TcpSettings::default().set_nodelay(true).set_user_timeout(USER_TIMEOUT)
-}
-
-fn settings(url: &SecretString) -> Result<ConnectionInfo, OpenError> {
-    Ok(url.expose_secret().into_connection_info()?.set_tcp_settings(tcp()))
 }
 
 /// An open connection. Cloning it gives another handle on the same one.
@@ -166,7 +123,7 @@ enum Status {
 
 /// A worker's connection.
 pub(super) struct Connection {
-    opener: Rc<Opener>,
+    way: Rc<Way>,
     status: watch::Sender<Status>,
     /// The task that opens; ended with the connection. `None` before the first request.
     opening: RefCell<Option<JoinHandle<()>>>,
@@ -176,9 +133,9 @@ pub(super) struct Connection {
 
 impl Connection {
     pub(super) fn new(topology: &Topology, budget: Duration) -> Result<Self, OpenError> {
-        let opener = Rc::new(Opener::new(topology, budget)?);
+        let way = Rc::new(Way::new(topology, budget)?);
         let status = watch::Sender::new(Status::Away);
-        Ok(Self { opener, status, opening: RefCell::new(None), budget })
+        Ok(Self { way, status, opening: RefCell::new(None), budget })
     }
 
     /// Begins to open the connection, unless that has begun before. Only inside of a worker's runtime.
@@ -220,13 +177,13 @@ impl Connection {
 
     fn start_opening(&self) {
         self.status.send_replace(Status::Opening(clock::instant()));
-        self.spawn(open_until_it_works(Rc::clone(&self.opener), self.status.clone()));
+        self.spawn(open_until_it_works(Rc::clone(&self.way), self.status.clone()));
     }
 
     fn start_replacing(&self) {
         let is_busy = self.opening.borrow().as_ref().is_some_and(|task| !task.is_finished());
         if !is_busy {
-            self.spawn(replace_when_whole(Rc::clone(&self.opener), self.status.clone()));
+            self.spawn(replace_when_whole(Rc::clone(&self.way), self.status.clone()));
         }
     }
 
@@ -253,10 +210,10 @@ impl std::fmt::Debug for Connection {
     }
 }
 
-async fn open_until_it_works(opener: Rc<Opener>, status: watch::Sender<Status>) {
+async fn open_until_it_works(way: Rc<Way>, status: watch::Sender<Status>) {
     let mut pause = PAUSE_MIN;
     loop {
-        let attempt = tokio::time::timeout(CONNECT_TIMEOUT * 2, opener.open()).await;
+        let attempt = tokio::time::timeout(CONNECT_TIMEOUT * 2, way.open()).await;
         match attempt {
             Ok(Ok(link)) => {
                 tracing::info!("connected to Redis");
@@ -277,10 +234,10 @@ async fn open_until_it_works(opener: Rc<Opener>, status: watch::Sender<Status>) 
 ///
 /// A new connection to a cluster that has lost a node, and has not replaced it yet, would be worse than the old one: the
 /// library tries to reach that node over and over, and lets everybody wait meanwhile.
-async fn replace_when_whole(opener: Rc<Opener>, status: watch::Sender<Status>) {
+async fn replace_when_whole(way: Rc<Way>, status: watch::Sender<Status>) {
     let mut pause = PAUSE_MIN;
     loop {
-        let attempt = tokio::time::timeout(CONNECT_TIMEOUT * 2, opener.open_whole()).await;
+        let attempt = tokio::time::timeout(CONNECT_TIMEOUT * 2, way.open_whole()).await;
         if let Ok(Some(link)) = attempt {
             tracing::info!("connected to every primary of the cluster");
             status.send_replace(Status::Ready(link));

@@ -6,8 +6,10 @@
 mod connection;
 mod leases;
 mod messages;
+mod opener;
 mod script;
 mod server_clock;
+mod topology;
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -18,13 +20,14 @@ use ::redis::{Cmd, RedisError, Value};
 use smallvec::SmallVec;
 
 use connection::{Connection, Link};
-pub use connection::{OpenError, Topology};
 pub use leases::RedisSlot;
 use leases::{Asking, LEASE, LOOK_EVERY, Leases};
 use messages::{Message, Messages};
+pub use opener::OpenError;
 use script::{Script, Scripts};
 use server_clock::ServerClock;
 use tokio::task::JoinHandle;
+pub use topology::{Server, Topology};
 
 use super::{Charge, Decision, Settlement, Store, StoreError};
 use crate::clock::{self, Micros};
