@@ -3,6 +3,7 @@
 //! One script call decides all limits of a request (`lua/README.md`). Nothing here waits longer than its caller allows:
 //! [`Guarded`](super::Guarded) puts one deadline around the whole step, connecting and healing included.
 
+mod calls;
 mod connection;
 mod leases;
 mod messages;
@@ -15,21 +16,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ::redis::{Cmd, RedisError, Value};
-use smallvec::SmallVec;
-
+use calls::{Calls, Reply, reply};
 use connection::{Connection, Link};
 pub use connection::{OpenError, Topology};
 pub use leases::RedisSlot;
-use leases::{Asking, LEASE, LOOK_EVERY, Leases};
+use leases::{Asking, LOOK_EVERY, Leases};
 use messages::{Message, Messages};
 use script::{Script, Scripts};
 use server_clock::ServerClock;
 use tokio::task::JoinHandle;
 
 use super::{Charge, Decision, Settlement, Store, StoreError};
-use crate::clock::{self, Micros};
-use crate::limit::algorithm::{Algorithm, Role, Standing};
-use crate::limit::{Rule, States, Tally};
+use crate::clock;
+use crate::limit::Tally;
 
 /// `[store.redis]`, resolved.
 #[derive(Debug, Clone)]
@@ -51,7 +50,7 @@ pub struct RedisStore {
     leases: Rc<Leases>,
     scripts: Rc<Scripts>,
     clock: ServerClock,
-    prefix: Box<str>,
+    calls: Calls,
     /// What sends messages and renews leases; `None` before there is something to do.
     housekeeping: RefCell<Option<JoinHandle<()>>>,
 }
@@ -71,7 +70,7 @@ impl RedisStore {
             messages,
             scripts: Rc::new(Scripts::new()),
             clock: ServerClock::new(),
-            prefix: settings.prefix.as_str().into(),
+            calls: Calls::new(&settings.prefix),
             housekeeping: RefCell::new(None),
         })
     }
@@ -86,7 +85,7 @@ impl RedisStore {
     pub fn slots(&self, charge: Charge<'_>, decision: &Decision) -> Option<RedisSlot> {
         let lent = charge.rules.iter().zip(decision.charged());
         let lent = lent.filter(|(rule, charged)| *charged && rule.lends_slots());
-        let keys: Vec<String> = lent.map(|(rule, _)| self.key(charge, rule)).collect();
+        let keys: Vec<String> = lent.map(|(rule, _)| self.calls.key(charge, rule)).collect();
         if keys.is_empty() {
             return None;
         }
@@ -97,7 +96,7 @@ impl RedisStore {
     /// The slots that Redis is about to be asked for, if any limit lends them.
     fn asking(&self, charge: Charge<'_>) -> Option<Asking> {
         let lending = charge.rules.iter().filter(|rule| rule.lends_slots());
-        let keys: Vec<String> = lending.map(|rule| self.key(charge, rule)).collect();
+        let keys: Vec<String> = lending.map(|rule| self.calls.key(charge, rule)).collect();
         if keys.is_empty() {
             return None;
         }
@@ -108,7 +107,7 @@ impl RedisStore {
     /// Settles a charge soon. Nobody waits for it, and it may be lost: then what was reserved stays charged.
     pub fn settle(&self, settlement: Settlement<'_>) {
         let script = self.scripts.settling();
-        let Some(call) = self.settling_call(script, settlement, clock::wall_micros()) else { return };
+        let Some(call) = self.calls.settling(script, settlement, clock::wall_micros()) else { return };
         self.keep_house();
         self.messages.leave(Message::Call(Rc::clone(script), call));
     }
@@ -133,54 +132,6 @@ impl RedisStore {
     /// Lets go of the connection, so that nothing more is buffered for a Redis that does not answer.
     pub fn disconnect(&self) {
         self.connection.drop_link();
-    }
-
-    /// `{prefix}:{<caller>}:<scope>:<limit>`. The braces are the hash tag: all counters of a caller share a slot.
-    fn key(&self, charge: Charge<'_>, rule: &Rule) -> String {
-        let own = rule.key(charge.api_key);
-        let mut key = String::with_capacity(self.prefix.len() + charge.caller.len() + own.len() + 4);
-        for part in [&self.prefix, ":{", charge.caller, "}:", &own] {
-            key.push_str(part);
-        }
-        key
-    }
-
-    /// A call that decides, worth nothing after `end` by Redis's clock; 0: whenever it comes. `wall` is the gateway's clock.
-    fn deciding_call(&self, script: &Script, charge: Charge<'_>, end: Micros, wall: Micros) -> Cmd {
-        self.call(script, charge, charge.rules.iter(), &[charge.cost.get(), end], wall)
-    }
-
-    /// A call that settles the charge of the limits that were charged; `None` if there is none to settle. `wall` is the
-    /// gateway's clock.
-    fn settling_call(&self, script: &Script, settlement: Settlement<'_>, wall: Micros) -> Option<Cmd> {
-        let Settlement { charge, charged, at, spent } = settlement;
-        // Slots are given back, and not settled.
-        let settled =
-            charge.rules.iter().zip(charged).filter(|(rule, charged)| **charged && !rule.lends_slots());
-        let rules: SmallVec<[&Rule; 4]> = settled.map(|(rule, _)| rule).collect();
-        let numbers = [at, charge.cost.get(), spent];
-        (!rules.is_empty()).then(|| self.call(script, charge, rules.iter().copied(), &numbers, wall))
-    }
-
-    /// A call of a script about these limits of a charge: their keys, some numbers, and the fields of each limit.
-    fn call<'r>(
-        &self,
-        script: &Script,
-        charge: Charge<'_>,
-        rules: impl ExactSizeIterator<Item = &'r Rule> + Clone,
-        numbers: &[u64],
-        wall: Micros,
-    ) -> Cmd {
-        let mut call = script.by_hash();
-        call.arg(rules.len());
-        for rule in rules.clone() {
-            call.arg(self.key(charge, rule));
-        }
-        call.arg(numbers);
-        for rule in rules {
-            arguments(rule, charge, wall, &mut call);
-        }
-        call
     }
 
     async fn run(&self, link: &mut Link, script: &Script, by_hash: Cmd) -> Result<Value, StoreError> {
@@ -226,7 +177,7 @@ impl Store for RedisStore {
         let mut end = charge.deadline.map_or(0, |deadline| self.clock.latest_at(deadline));
         for _ in 0..ATTEMPTS {
             let issued = clock::instant();
-            let call = self.deciding_call(script, charge, end, clock::wall_micros());
+            let call = self.calls.deciding(script, charge, end, clock::wall_micros());
             match reply(&self.run(&mut link, script, call).await?, charge)? {
                 Reply::Decided(decision) => {
                     self.clock.learn(issued, decision.at);
@@ -262,74 +213,6 @@ async fn keep_house(messages: Rc<Messages>, leases: Rc<Leases>, scripts: Rc<Scri
             _ = ticks.tick() => leases.renew(&scripts).await,
         }
     }
-}
-
-/// The fields of a limit; `lua/README.md` names them.
-fn arguments(rule: &Rule, charge: Charge<'_>, wall: Micros, call: &mut Cmd) {
-    // The letter of the form, and behind it how the limit takes part.
-    let form = |[enforced, shadow, candidate]: [&'static str; 3]| match rule.role(charge.draw) {
-        Role::Enforced => enforced,
-        Role::Shadow => shadow,
-        Role::Candidate => candidate,
-    };
-    match &rule.algorithm {
-        Algorithm::SlidingWindow(window) => {
-            let forms = if window.is_exact() { ["w", "w?", "w~"] } else { ["b", "b?", "b~"] };
-            call.arg(form(forms)).arg(&[window.limit().get(), window.grain(), window.per()])
-        }
-        Algorithm::TokenBucket(bucket) => {
-            call.arg(form(["t", "t?", "t~"])).arg(&[bucket.burst().get(), bucket.unit(), bucket.rate()])
-        }
-        Algorithm::Concurrency(concurrency) => call
-            .arg(form(["c", "c?", "c~"]))
-            .arg(&[concurrency.limit().get(), clock::micros(LEASE)])
-            .arg(charge.lease),
-        // The gateway's clock only says which periods are near; Redis's says which of them it is.
-        Algorithm::Quota(quota) => {
-            let boundaries = rule.boundaries_around(wall, charge.anchor);
-            call.arg(form(["q", "q?", "q~"])).arg(quota.limit().get()).arg(&boundaries.0)
-        }
-    };
-}
-
-/// What the script answers.
-#[derive(Debug)]
-enum Reply {
-    Decided(Decision),
-    /// The script that can do what is rarely needed must be asked.
-    Rare,
-    /// The call came after its end.
-    TooLate,
-}
-
-/// Reads `{ now, wait, remaining, next, ... }`, `{ now, 1 }` or `{ now }`.
-fn reply(value: &Value, charge: Charge<'_>) -> Result<Reply, StoreError> {
-    let Value::Array(items) = value else {
-        return Err(StoreError::Nonsense("not a list"));
-    };
-    let numbers: SmallVec<[i64; 16]> = items
-        .iter()
-        .map(|item| match item {
-            Value::Int(number) => Ok(*number),
-            _ => Err(StoreError::Nonsense("not a whole number")),
-        })
-        .collect::<Result<_, _>>()?;
-    match *numbers {
-        [_] => return Ok(Reply::TooLate),
-        [_, 1] => return Ok(Reply::Rare),
-        _ if numbers.len() == 1 + 3 * charge.rules.len() => {}
-        _ => return Err(StoreError::Nonsense("a list of the wrong length")),
-    }
-    let at = u64::try_from(numbers[0]).map_err(|_| StoreError::Nonsense("a time before 1970"))?;
-    let states: Option<States> =
-        numbers[1..].chunks_exact(3).map(|state| standing(state[0], state[1], state[2])).collect();
-    let states = states.ok_or(StoreError::Nonsense("a negative number"))?;
-    Ok(Reply::Decided(Decision::new(at, states, charge.rules, charge.draw)))
-}
-
-fn standing(wait: i64, remaining: i64, next: i64) -> Option<Standing> {
-    let wait = if wait == -1 { None } else { Some(u64::try_from(wait).ok()?) };
-    Some(Standing { wait, remaining: u64::try_from(remaining).ok()?, next: u64::try_from(next).ok()? })
 }
 
 /// The error without the server's words behind the code: they may hold a key, and so a caller.

@@ -10,10 +10,12 @@ use proptest::test_runner::RngSeed;
 
 use super::*;
 use crate::clock::{ManualClock, Micros};
-use crate::limit::algorithm::{AMOUNT_MAX, EXACT_MAX, Quota, SlidingWindow, TokenBucket};
+use crate::limit::algorithm::{
+    AMOUNT_MAX, Algorithm, EXACT_MAX, Quota, SlidingWindow, Standing, TokenBucket,
+};
 use crate::limit::oracle::History;
 use crate::limit::store::{MemoryStore, Place};
-use crate::limit::{Calendar, Rule, Scope, Unit};
+use crate::limit::{Calendar, Rule, Scope, States, Unit};
 
 /// The server that the tests start; `./test` names others, as for the tests in `tests/it`.
 #[expect(clippy::disallowed_methods, reason = "this names a program of the tests and is no setting")]
@@ -85,7 +87,7 @@ impl Lua {
         let wall = now + 7 * 3_600 * SECOND;
         let scripts = Rc::clone(&self.store.scripts);
         for script in [scripts.deciding(charge.rules), scripts.whole()] {
-            let call = self.store.deciding_call(script, charge, now, wall);
+            let call = self.store.calls.deciding(script, charge, now, wall);
             let value = self.run(script, &call, now).unwrap();
             match reply(&value, charge).unwrap() {
                 Reply::Decided(decision) => return decision,
@@ -100,7 +102,7 @@ impl Lua {
         let scripts = Rc::clone(&self.store.scripts);
         let wall = now + 7 * 3_600 * SECOND;
         // Limits that only watch may all have refused.
-        let Some(call) = self.store.settling_call(scripts.settling(), settlement, wall) else { return };
+        let Some(call) = self.store.calls.settling(scripts.settling(), settlement, wall) else { return };
         self.run(scripts.settling(), &call, now).unwrap();
     }
 }
@@ -627,10 +629,10 @@ fn damaged_values_are_unreadable_and_hang_nothing() {
         let charge = Charge::new("acct.a", "plan", rules, n(1));
         let settling = |spent| {
             let settlement = Settlement { charge, charged: &[true], at: begin, spent };
-            (scripts.settling(), lua.store.settling_call(scripts.settling(), settlement, now).unwrap())
+            (scripts.settling(), lua.store.calls.settling(scripts.settling(), settlement, now).unwrap())
         };
         let deciding = [scripts.whole(), scripts.deciding(rules)]
-            .map(|script| (script, lua.store.deciding_call(script, charge, now, now)));
+            .map(|script| (script, lua.store.calls.deciding(script, charge, now, now)));
         let calls: Vec<(&Rc<Script>, Cmd)> =
             deciding.into_iter().chain([0, 2, AMOUNT_MAX].map(settling)).collect();
         for (what, bytes, seen) in layout.damaged(&value) {
