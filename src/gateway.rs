@@ -334,6 +334,7 @@ mod tests {
             topology: Topology::Standalone("redis://:%ff@127.0.0.1".into()),
             budget: Duration::from_millis(20),
             prefix: "test".to_owned(),
+            local_share: None,
         });
         let bound = Gateway::bind(loaded);
         assert!(matches!(bound, Err(StartError::Store(_))), "{bound:?}");

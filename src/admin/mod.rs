@@ -135,6 +135,7 @@ async fn metrics(admin: web::Data<Admin>, request: HttpRequest) -> HttpResponse 
         return HttpResponse::Unauthorized().insert_header((header::WWW_AUTHENTICATE, "Bearer")).finish();
     }
     admin.metrics.memory_callers.set(saturating(admin.memory.callers() as u64));
+    admin.metrics.store_gateways.set(saturating(admin.common.gateways()));
     admin.metrics.store_breaker.set(match admin.common.phase() {
         Phase::Healthy => 0,
         Phase::Probing => 1,

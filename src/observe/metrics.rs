@@ -96,6 +96,8 @@ metrics! {
     store_breaker: IntGauge "tollgate_store_breaker" [];
     /// How often Redis, or a shard of it, has failed so often that nobody asks it for a while, since the start.
     store_breaker_trips: IntCounter "tollgate_store_breaker_trips_total" [];
+    /// Gateways that count in the same Redis, as far as it was heard; 0 before, and without Redis.
+    store_gateways: IntGauge "tollgate_store_gateways" [];
     /// Requests that are being worked on.
     in_flight: IntGauge "tollgate_requests_in_flight" [];
     /// Callers that the memory store holds.
@@ -295,7 +297,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("tollgate_requests_in_flight 1\n"), "{text}");
-        assert_eq!(Metrics::NAMES.len(), 15);
+        assert_eq!(Metrics::NAMES.len(), 16);
     }
 
     /// The names of metrics in `text`, without what a histogram adds to them.

@@ -17,6 +17,7 @@
 //! | `slots` | requests in flight, calendar quotas |
 //! | `redis` | keys, expiry, scripts, restart, memory that is full |
 //! | `cluster` | Redis Cluster: exact counts, slots that move, a failover, nodes that are lost |
+//! | `alone` | Redis away: parts of limits, what is gone on from, what is written back |
 //! | `outage` | Redis absent, refusing, frozen |
 //! | `replay` | every decision under faults, held against a brute-force oracle |
 //! | `observing` | metrics, access log, no credential anywhere |
@@ -38,6 +39,7 @@
 #![expect(clippy::disallowed_methods, reason = "these tests measure the real time of a real process")]
 
 mod addresses;
+mod alone;
 mod answers;
 mod changes;
 mod clocks;

@@ -149,10 +149,11 @@ impl Redis {
         format!("redis://127.0.0.1:{}", self.port)
     }
 
-    /// The `[store]` tables of a gateway that counts here.
+    /// The `[store]` tables of a gateway that counts here. While it cannot, it counts whole limits: how many other gateways a
+    /// test has, and whether they were heard of, does not matter.
     pub(crate) fn tables(&self, on_failure: &str, budget: &str) -> String {
         format!(
-            "[store]\nkind = \"redis\"\non_failure = \"{on_failure}\"\n\n[store.redis]\nurl = \"{}\"\nbudget = \"{budget}\"",
+            "[store]\nkind = \"redis\"\non_failure = \"{on_failure}\"\nlocal_share = \"100%\"\n\n[store.redis]\nurl = \"{}\"\nbudget = \"{budget}\"",
             self.url()
         )
     }
@@ -382,11 +383,12 @@ impl Cluster {
         SlotMove { cluster: self, slot, from, to }
     }
 
-    /// The `[store]` tables of a gateway that counts here.
+    /// The `[store]` tables of a gateway that counts here. While it cannot, it counts whole limits: how many other gateways a
+    /// test has, and whether they were heard of, does not matter.
     pub(crate) fn tables(&self, on_failure: &str, budget: &str) -> String {
         let urls: Vec<String> = self.primaries().iter().map(|node| format!("\"{}\"", node.url())).collect();
         format!(
-            "[store]\nkind = \"redis\"\non_failure = \"{on_failure}\"\n\n[store.redis]\nmode = \"cluster\"\nnodes = [{}]\nbudget = \"{budget}\"",
+            "[store]\nkind = \"redis\"\non_failure = \"{on_failure}\"\nlocal_share = \"100%\"\n\n[store.redis]\nmode = \"cluster\"\nnodes = [{}]\nbudget = \"{budget}\"",
             urls.join(", ")
         )
     }
