@@ -18,6 +18,7 @@
 //! | `redis` | keys, expiry, scripts, restart, memory that is full |
 //! | `cluster` | Redis Cluster: exact counts, slots that move, a failover, nodes that are lost |
 //! | `outage` | Redis absent, refusing, frozen |
+//! | `reload` | a configuration that changes while the gateway runs |
 //! | `replay` | every decision under faults, held against a brute-force oracle |
 //! | `observing` | metrics, access log, no credential anywhere |
 //! | `dashboards` | every panel and alert has data, in a real Prometheus |
@@ -56,6 +57,7 @@ mod outage;
 mod paths;
 mod proxying;
 mod redis;
+mod reload;
 mod replay;
 mod scopes;
 mod settling;
