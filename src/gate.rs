@@ -24,7 +24,7 @@ use crate::inbound::path::check_query;
 use crate::inbound::{CanonicalPath, Inbound, METHODS};
 use crate::limit::headers::Style;
 use crate::limit::store::{Charge, MemoryStore, OpenError, StoreKind};
-use crate::limit::{Anchor, Limiter, Pass, Tally};
+use crate::limit::{Anchor, Common, Limiter, Pass};
 use crate::listen::check;
 use crate::listen::reply::{Rejection, limit_fields};
 use crate::listen::request_id::{self, RequestIds};
@@ -125,7 +125,7 @@ struct Shared {
     in_force: InForce,
     store: StoreKind,
     memory: Arc<MemoryStore>,
-    tally: Arc<Tally>,
+    common: Arc<Common>,
     metrics: Arc<Metrics>,
     access_log: Option<AccessLogWriter>,
 }
@@ -143,7 +143,7 @@ impl Gate {
         metrics: Arc<Metrics>,
     ) -> Self {
         let in_force = InForce::new(snapshot.into());
-        Self(Arc::new(Shared { in_force, store, memory, tally: Arc::default(), metrics, access_log: None }))
+        Self(Arc::new(Shared { in_force, store, memory, common: Arc::default(), metrics, access_log: None }))
     }
 
     /// From now on enforces another [`Policy`] or [`Snapshot`], in all clones. Requests in flight end by the one they began
@@ -160,8 +160,8 @@ impl Gate {
 
     /// What happens to counters behind the requests' backs.
     #[must_use]
-    pub fn tally(&self) -> Arc<Tally> {
-        Arc::clone(&self.0.tally)
+    pub fn common(&self) -> Arc<Common> {
+        Arc::clone(&self.0.common)
     }
 
     /// With a line for every request, as long as [`Snapshot::access_log`] says so.
@@ -187,7 +187,7 @@ struct Worker {
 
 impl Worker {
     fn new(shared: &Shared) -> Result<Self, OpenError> {
-        let limiter = Limiter::new(&shared.store, Arc::clone(&shared.memory), Arc::clone(&shared.tally))?;
+        let limiter = Limiter::new(&shared.store, Arc::clone(&shared.memory), Arc::clone(&shared.common))?;
         limiter.connect();
         let access_log = shared.access_log.as_ref().map(AccessLogWriter::handle);
         let observer = Observer::new(Arc::clone(&shared.metrics), access_log);

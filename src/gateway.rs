@@ -112,7 +112,7 @@ impl Gateway {
         };
         let (reloader, reloads) = Reloader::new(&settings, provenance, on_failure, parts);
         let kind = settings.store.kind.clone();
-        let admin = Admin::new(kind, metrics, Arc::clone(&memory), gate.tally(), reloads.clone());
+        let admin = Admin::new(kind, metrics, Arc::clone(&memory), gate.common(), reloads.clone());
         Ok(Self { settings, gate, memory, admin, reloader, reloads, public, private })
     }
 

@@ -8,7 +8,6 @@ use std::net::TcpListener;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use actix_web::dev::Server;
 use actix_web::http::header;
@@ -17,9 +16,9 @@ use secrecy::ExposeSecret as _;
 use serde::Serialize;
 use subtle::ConstantTimeEq;
 
-use crate::limit::Tally;
-use crate::limit::store::{MemoryStore, RedisStore, StoreKind};
-use crate::observe::Metrics;
+use crate::limit::Common;
+use crate::limit::store::{MemoryStore, Phase, RedisStore, StoreKind};
+use crate::observe::{Metrics, Totals};
 use crate::reload::{Reloads, Trigger};
 
 /// What the operator can see.
@@ -27,7 +26,7 @@ use crate::reload::{Reloads, Trigger};
 pub struct Admin {
     metrics: Arc<Metrics>,
     memory: Arc<MemoryStore>,
-    tally: Arc<Tally>,
+    common: Arc<Common>,
     store: StoreKind,
     reloads: Reloads,
     draining: Draining,
@@ -55,11 +54,11 @@ impl Admin {
         store: StoreKind,
         metrics: Arc<Metrics>,
         memory: Arc<MemoryStore>,
-        tally: Arc<Tally>,
+        common: Arc<Common>,
         reloads: Reloads,
     ) -> Self {
         metrics.build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
-        Self { metrics, memory, tally, store, reloads, draining: Draining::default() }
+        Self { metrics, memory, common, store, reloads, draining: Draining::default() }
     }
 
     /// The switch that says the gateway is stopping.
@@ -125,7 +124,16 @@ async fn metrics(admin: web::Data<Admin>, request: HttpRequest) -> HttpResponse 
         return unauthorized();
     }
     admin.metrics.memory_callers.set(saturating(admin.memory.callers() as u64));
-    admin.metrics.catch_up(admin.memory.overflowed(), admin.tally.lost());
+    admin.metrics.store_breaker.set(match admin.common.phase() {
+        Phase::Healthy => 0,
+        Phase::Probing => 1,
+        Phase::Tripped => 2,
+    });
+    admin.metrics.catch_up(Totals {
+        memory_overflowed: admin.memory.overflowed(),
+        messages_lost: admin.common.lost(),
+        breaker_trips: admin.common.trips(),
+    });
     match admin.metrics.render() {
         Ok(text) => HttpResponse::Ok().content_type(prometheus::TEXT_FORMAT).body(text),
         Err(error) => {
@@ -157,7 +165,7 @@ fn saturating(count: u64) -> i64 {
 
 /// A connection of the admin side's own, to see whether the store answers.
 struct StoreProbe {
-    redis: Option<(RedisStore, Duration)>,
+    redis: Option<RedisStore>,
 }
 
 impl StoreProbe {
@@ -167,23 +175,17 @@ impl StoreProbe {
             StoreKind::Redis(settings) => {
                 let redis = RedisStore::new(settings, Arc::default())
                     .expect("the gateway has tried the address when it bound");
-                Some((redis, settings.budget))
+                Some(redis)
             }
         };
         Self { redis }
     }
 
     async fn state(&self) -> &'static str {
-        let Some((redis, budget)) = &self.redis else {
-            return "memory";
-        };
-        match tokio::time::timeout(*budget, redis.ping()).await {
-            Ok(Ok(())) => "ok",
-            Ok(Err(_)) => "away",
-            Err(_) => {
-                redis.disconnect();
-                "away"
-            }
+        match &self.redis {
+            None => "memory",
+            Some(redis) if redis.ping().await.is_ok() => "ok",
+            Some(_) => "away",
         }
     }
 }

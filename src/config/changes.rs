@@ -3,11 +3,12 @@
 //! Every struct is taken apart whole: a new setting does not compile before somebody has said here what a reload makes of
 //! it.
 
+use secrecy::ExposeSecret as _;
+
 use super::settings::{
     AdminSettings, LogSettings, RedisSettings, ServerSettings, Settings, StoreKind, StoreSettings,
 };
-use crate::limit::store::Topology;
-use secrecy::{ExposeSecret as _, SecretString};
+use crate::limit::store::{Server, Topology};
 
 /// The keys whose values in `wanted` wait for a restart, because the process was `started` with others.
 #[must_use]
@@ -72,13 +73,18 @@ fn nodes_key(topology: &Topology) -> &'static str {
 }
 
 fn same_nodes(one: &Topology, other: &Topology) -> bool {
-    nodes(one).map(SecretString::expose_secret).eq(nodes(other).map(SecretString::expose_secret))
+    nodes(one).len() == nodes(other).len()
+        && nodes(one).iter().zip(nodes(other)).all(|(one, other)| same_server(one, other))
 }
 
-fn nodes(topology: &Topology) -> impl Iterator<Item = &SecretString> {
-    let nodes = match topology {
-        Topology::Standalone(node) => std::slice::from_ref(node),
-        Topology::Cluster(nodes) => nodes.as_slice(),
-    };
-    nodes.iter()
+fn nodes(topology: &Topology) -> &[Server] {
+    match topology {
+        Topology::Standalone(server) => std::slice::from_ref(server),
+        Topology::Cluster(servers) => servers,
+    }
+}
+
+fn same_server(one: &Server, other: &Server) -> bool {
+    let Server { url } = one;
+    url.expose_secret() == other.url.expose_secret()
 }
