@@ -299,7 +299,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("tollgate_requests_in_flight 1\n"), "{text}");
-        assert_eq!(Metrics::NAMES.len(), 15);
+        assert_eq!(Metrics::NAMES.len(), 17);
     }
 
     /// The names of metrics in `text`, without what a histogram adds to them.
