@@ -105,6 +105,7 @@ pub(super) struct ServerSection {
     pub(super) max_body: Field<u64>,
     pub(super) max_connections: Field<u64>,
     pub(super) encoded_slashes: Field<bool>,
+    pub(super) watch: Field<bool>,
 }
 
 impl ServerSection {
@@ -116,6 +117,7 @@ impl ServerSection {
             max_body: table.require("max_body", size),
             max_connections: table.require("max_connections", whole_in(1, CONNECTIONS_MAX)),
             encoded_slashes: table.require("encoded_slashes", flag),
+            watch: table.require("watch", flag),
         };
         table.finish();
         section

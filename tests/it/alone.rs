@@ -101,7 +101,8 @@ fn what_was_used_while_redis_was_away_is_written_back() {
         assert_eq!(left, [74, 174, 24], "10 by Redis, 15 alone, and this one");
         assert_eq!(gateways[0].logged(&answer)["source"], "store");
     }
-    let day = |caller: usize| redis.keys().into_iter().find(|key| key.contains(&format!("k_{caller}}}:plan:day")));
+    let day =
+        |caller: usize| redis.keys().into_iter().find(|key| key.contains(&format!("k_{caller}}}:plan:day")));
     eventually("the third to be written back", BACK_WITHIN, || {
         let ttl_of_use = redis.cmd(&["GETRANGE", &day(2)?, "0", "-1"]);
         (ttl_of_use == redis.cmd(&["GETRANGE", &day(2)?, "0", "-1"])).then_some(())
@@ -121,7 +122,10 @@ fn the_worst_case_is_what_was_used_and_one_part_for_each_gateway() {
     redis.kill();
     let during: usize = gateways.iter().map(|gateway| passes(gateway, 0, 10)).sum();
     assert_eq!(before, 10);
-    assert!(during <= 6, "the gateway that has heard of the use lets nothing pass, the others 3 each: {during}");
+    assert!(
+        during <= 6,
+        "the gateway that has heard of the use lets nothing pass, the others 3 each: {during}"
+    );
     redis.launch();
     for gateway in &gateways {
         eventually("Redis to decide", BACK_WITHIN, || {

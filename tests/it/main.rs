@@ -19,6 +19,7 @@
 //! | `cluster` | Redis Cluster: exact counts, slots that move, a failover, nodes that are lost |
 //! | `alone` | Redis away: parts of limits, what is gone on from, what is written back |
 //! | `outage` | Redis absent, refusing, frozen |
+//! | `reload` | a configuration that changes while the gateway runs |
 //! | `replay` | every decision under faults, held against a brute-force oracle |
 //! | `observing` | metrics, access log, no credential anywhere |
 //! | `dashboards` | every panel and alert has data, in a real Prometheus |
@@ -58,6 +59,7 @@ mod outage;
 mod paths;
 mod proxying;
 mod redis;
+mod reload;
 mod replay;
 mod scopes;
 mod settling;

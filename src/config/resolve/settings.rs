@@ -16,7 +16,6 @@ use crate::config::reader::{Scalar, Written};
 use crate::config::settings::{
     AdminSettings, LogSettings, RedisSettings, ServerSettings, Settings, StoreKind, StoreSettings,
 };
-use crate::config::sources::read_file;
 use crate::config::words;
 use crate::limit::algorithm::Share;
 use crate::limit::store::{RedisStore, Topology};
@@ -60,6 +59,7 @@ fn server(section: &ServerSection) -> Option<ServerSettings> {
         drain: section.drain.as_ref()?.value,
         max_body: section.max_body.as_ref()?.value,
         max_connections: usize::try_from(section.max_connections.as_ref()?.value).ok()?,
+        watch: section.watch.as_ref()?.value,
     })
 }
 
@@ -174,7 +174,7 @@ fn secret_of(
     parse: impl Fn(Scalar<'_>) -> Result<SecretString, Fault>,
     context: &Context<'_>,
 ) -> Option<SecretString> {
-    let read = read_file(&path_of(file)).map(SecretString::from);
+    let read = context.files.read(&path_of(file)).map(SecretString::from);
     let secret = match &read {
         Ok(text) => parse(Scalar::Text(text.expose_secret().trim_end_matches(['\r', '\n']))),
         Err(error) => Err(Fault::new(format!("names a file that cannot be read: {error}"))),

@@ -36,7 +36,7 @@ pub struct MemoryStore {
     shards: Box<[Mutex<Shard>]>,
     /// What callers of a plan share that came when the table was full. As many entries as there are plans and pools.
     overflow: Mutex<HashMap<Box<str>, Caller>>,
-    max_callers: usize,
+    max_callers: AtomicUsize,
     callers: AtomicUsize,
     overflowed: AtomicU64,
 }
@@ -67,10 +67,16 @@ impl MemoryStore {
             hasher: RandomState::new(),
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             overflow: Mutex::default(),
-            max_callers,
+            max_callers: AtomicUsize::new(max_callers),
             callers: AtomicUsize::new(0),
             overflowed: AtomicU64::new(0),
         }
+    }
+
+    /// Holds at most so many callers from now on. Where there are more, none is forgotten before its time; there is only no
+    /// room for others.
+    pub fn hold_at_most(&self, max_callers: usize) {
+        self.max_callers.store(max_callers, Ordering::Relaxed);
     }
 
     /// Decides at once: nothing here waits for anybody but a lock held for a few hundred nanoseconds.
@@ -238,7 +244,7 @@ impl MemoryStore {
     }
 
     fn has_room(&self, shard: &mut Shard, now: Micros) -> bool {
-        let full = || self.callers.load(Ordering::Relaxed) >= self.max_callers;
+        let full = || self.callers.load(Ordering::Relaxed) >= self.max_callers.load(Ordering::Relaxed);
         if full() && now.saturating_sub(shard.swept) >= SWEEP_PAUSE {
             self.forget_expired(shard, now);
         }

@@ -57,9 +57,8 @@ impl Shard {
     /// Whether it may be asked for this caller, and there is no doubt that it will answer.
     #[must_use]
     pub fn admits_beyond_doubt(&self, caller: &str) -> bool {
-        let admits = |breaker: &mut Breaker, now| {
-            breaker.is_beyond_doubt(now) && breaker.admits(now, || draw(caller))
-        };
+        let admits =
+            |breaker: &mut Breaker, now| breaker.is_beyond_doubt(now) && breaker.admits(now, || draw(caller));
         self.with(admits, None)
     }
 
