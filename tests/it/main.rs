@@ -18,6 +18,7 @@
 //! | `redis` | keys, expiry, scripts, restart, memory that is full |
 //! | `cluster` | Redis Cluster: exact counts, slots that move, a failover, nodes that are lost |
 //! | `outage` | Redis absent, refusing, frozen |
+//! | `faults` | each fault of Redis and of the way to it, with the figure that is promised under it |
 //! | `replay` | every decision under faults, held against a brute-force oracle |
 //! | `observing` | metrics, access log, no credential anywhere |
 //! | `dashboards` | every panel and alert has data, in a real Prometheus |
@@ -45,6 +46,7 @@ mod cluster;
 mod dashboards;
 mod demo;
 mod docs;
+mod faults;
 mod framing;
 mod harness;
 mod identity;
