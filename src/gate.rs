@@ -24,7 +24,7 @@ use crate::inbound::path::check_query;
 use crate::inbound::{CanonicalPath, Inbound, METHODS};
 use crate::limit::headers::Style;
 use crate::limit::store::{Charge, MemoryStore, OpenError, StoreKind};
-use crate::limit::{Anchor, Limiter, Pass, Tally};
+use crate::limit::{Anchor, Common, Limiter, Pass};
 use crate::listen::check;
 use crate::listen::reply::{Rejection, limit_fields};
 use crate::listen::request_id::{self, RequestIds};
@@ -116,7 +116,7 @@ struct Shared {
     policy: Policy,
     store: StoreKind,
     memory: Arc<MemoryStore>,
-    tally: Arc<Tally>,
+    common: Arc<Common>,
     metrics: Arc<Metrics>,
     style: Style,
     access_log: Option<AccessLogWriter>,
@@ -128,14 +128,14 @@ impl Gate {
     /// Call [`MemoryStore::sweep`] about once a second, as the gateway does: else the memory forgets only when it is full.
     #[must_use]
     pub fn new(policy: Policy, store: StoreKind, memory: Arc<MemoryStore>, metrics: Arc<Metrics>) -> Self {
-        let (tally, style) = (Arc::default(), Style::Draft11);
-        Self(Arc::new(Shared { policy, store, memory, tally, metrics, style, access_log: None }))
+        let (common, style) = (Arc::default(), Style::Draft11);
+        Self(Arc::new(Shared { policy, store, memory, common, metrics, style, access_log: None }))
     }
 
     /// What happens to counters behind the requests' backs.
     #[must_use]
-    pub fn tally(&self) -> Arc<Tally> {
-        Arc::clone(&self.0.tally)
+    pub fn common(&self) -> Arc<Common> {
+        Arc::clone(&self.0.common)
     }
 
     /// With these rate-limit header fields instead of those of draft 11.
@@ -174,7 +174,7 @@ struct Worker {
 
 impl Worker {
     fn new(shared: Arc<Shared>) -> Result<Self, OpenError> {
-        let limiter = Limiter::new(&shared.store, Arc::clone(&shared.memory), Arc::clone(&shared.tally))?;
+        let limiter = Limiter::new(&shared.store, Arc::clone(&shared.memory), Arc::clone(&shared.common))?;
         limiter.connect();
         let access_log = shared.access_log.as_ref().map(AccessLogWriter::handle);
         let observer = Observer::new(Arc::clone(&shared.metrics), access_log);

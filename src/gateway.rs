@@ -103,7 +103,7 @@ impl Gateway {
         let gate = Gate::new(policy, kind, Arc::clone(&memory), Arc::clone(&metrics))
             .style(settings.headers)
             .access_log(access_log);
-        let admin = Admin::new(&settings, on_failure, metrics, Arc::clone(&memory), gate.tally());
+        let admin = Admin::new(&settings, on_failure, metrics, Arc::clone(&memory), gate.common());
         Ok(Self { settings, gate, memory, admin, public, private })
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 pub use access_log::{AccessLog, AccessLogWriter};
 use metrics::Counter;
-pub use metrics::Metrics;
+pub use metrics::{Metrics, Totals};
 
 /// One request and its answer, in words that metrics and logs share.
 #[derive(Debug, Clone, Copy)]
