@@ -125,9 +125,9 @@ fn the_proxy_makes_each_fault_and_ends_it() {
     let replaced = spoil(Spoil::Replace(Garbage::NegativeNumbers));
     assert_eq!(faulty(replaced, script).bytes(23, end), b":-9223372036854775808\r\n");
 
-    let open = faulty(Fault::NONE, ping);
+    let mut open = faulty(Fault::NONE, ping);
+    open.bytes(7, end);
     proxy.cut();
-    let mut open = open;
     open.rest_until_closed(end);
     let before = proxy.accepted();
     proxy.set(Fault { connect: Connect::Reset, ..Fault::NONE });
