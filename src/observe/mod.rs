@@ -179,6 +179,16 @@ impl Observer {
         Self { metrics, counter, access_log }
     }
 
+    /// Another hand on this notebook, for one request: with its line in the access log, or without.
+    #[must_use]
+    pub fn writing(&self, access_log: bool) -> Self {
+        Self {
+            metrics: Arc::clone(&self.metrics),
+            counter: Rc::clone(&self.counter),
+            access_log: self.access_log.as_ref().filter(|_| access_log).cloned(),
+        }
+    }
+
     /// Whether a line is written for every request.
     #[must_use]
     pub fn writes_access_log(&self) -> bool {
