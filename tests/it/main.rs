@@ -20,6 +20,7 @@
 //! | `alone` | Redis away: parts of limits, what is gone on from, what is written back |
 //! | `outage` | Redis absent, refusing, frozen |
 //! | `reload` | a configuration that changes while the gateway runs |
+//! | `faults` | each fault of Redis and of the way to it, with the figure that is promised under it |
 //! | `replay` | every decision under faults, held against a brute-force oracle |
 //! | `observing` | metrics, access log, no credential anywhere |
 //! | `dashboards` | every panel and alert has data, in a real Prometheus |
@@ -48,6 +49,7 @@ mod cluster;
 mod dashboards;
 mod demo;
 mod docs;
+mod faults;
 mod framing;
 mod harness;
 mod identity;

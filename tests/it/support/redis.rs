@@ -1,12 +1,13 @@
 //! Real Redis servers, alone and as a cluster.
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::process::Command;
 use std::time::Duration;
 
 use tempfile::TempDir;
 
+use super::fake_clock::SteppedClock;
 use super::process::{Process, START_LIMIT};
 use super::{PORT_ATTEMPTS, eventually, free_port};
 
@@ -54,9 +55,11 @@ const SLOTS: usize = 16_384;
 #[derive(Debug)]
 pub(crate) struct Redis {
     process: Option<Process>,
+    host: Ipv4Addr,
     port: u16,
     directory: TempDir,
     kind: Kind,
+    environment: Vec<(&'static str, String)>,
 }
 
 /// How a server is set up.
@@ -68,6 +71,8 @@ enum Kind {
     Journaled,
     /// A node of a cluster.
     Node,
+    /// In a network of its own.
+    Apart,
 }
 
 impl Redis {
@@ -81,14 +86,43 @@ impl Redis {
         Self::start_as(Kind::Journaled)
     }
 
+    /// Starts an empty server whose clock is this one.
+    pub(crate) fn start_by(clock: &SteppedClock) -> Self {
+        // The C library once more, so that its malloc is found first: the one that Redis brings asks for the time before
+        // the false clock is ready to tell it.
+        let environment = clock.environment().map(|(name, value)| {
+            (name, if name == "LD_PRELOAD" { format!("{value} libc.so.6") } else { value.to_owned() })
+        });
+        Self::start_with(Kind::Plain, &environment)
+    }
+
+    /// Starts an empty server on the far end of a wire that can be cut; see [`Wire`].
+    pub(crate) fn start_apart() -> (Self, Wire) {
+        let redis = Self::start_as(Kind::Apart);
+        let wire = Wire { of: redis.running().id() };
+        (redis, wire)
+    }
+
     /// A port and a directory, and no server yet.
     pub(crate) fn absent() -> Self {
-        Self { process: None, port: free_port(), directory: tempfile::tempdir().unwrap(), kind: Kind::Plain }
+        Self {
+            process: None,
+            host: Ipv4Addr::LOCALHOST,
+            port: free_port(),
+            directory: tempfile::tempdir().unwrap(),
+            kind: Kind::Plain,
+            environment: Vec::new(),
+        }
     }
 
     fn start_as(kind: Kind) -> Self {
+        Self::start_with(kind, &[])
+    }
+
+    fn start_with(kind: Kind, environment: &[(&'static str, String)]) -> Self {
+        let host = if kind == Kind::Apart { Wire::addresses()[1] } else { Ipv4Addr::LOCALHOST };
         for _ in 0..PORT_ATTEMPTS {
-            let mut redis = Self { kind, ..Self::absent() };
+            let mut redis = Self { kind, host, environment: environment.to_vec(), ..Self::absent() };
             // Nodes talk to each other on a port 10,000 higher.
             if kind == Kind::Node && redis.port > u16::MAX - 10_000 {
                 continue;
@@ -107,9 +141,18 @@ impl Redis {
     }
 
     fn try_launch(&mut self) -> bool {
-        let mut command = Command::new(program());
+        let mut command = if self.kind == Kind::Apart {
+            let mut command = Command::new("unshare");
+            command.arg("--net").arg(program()).args(["--bind", "0.0.0.0", "--protected-mode", "no"]);
+            command
+        } else {
+            let mut command = Command::new(program());
+            command.args(["--bind", "127.0.0.1"]);
+            command
+        };
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
         command
-            .args(["--port", &self.port.to_string(), "--bind", "127.0.0.1"])
+            .args(["--port", &self.port.to_string()])
             .args(["--save", "", "--daemonize", "no"])
             .args(["--appendonly", if self.kind == Kind::Journaled { "yes" } else { "no" }])
             // Written before it is answered, and so safe from a kill. Waiting for the disk would only protect from a power
@@ -127,6 +170,9 @@ impl Redis {
         let installed = Command::new(program()).arg("--version").output().is_ok();
         assert!(installed, "there is no {}; ./test installs redis-server (apt: redis-server)", program());
         let mut process = Process::start(&mut command);
+        if self.kind == Kind::Apart {
+            Wire { of: process.id() }.plug();
+        }
         let up = eventually("the server to start or to give up", START_LIMIT, || {
             if process.exit_code().is_some() {
                 return Some(false);
@@ -146,16 +192,13 @@ impl Redis {
 
     /// Its URL.
     pub(crate) fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
+        format!("redis://{}:{}", self.host, self.port)
     }
 
     /// The `[store]` tables of a gateway that counts here. While it cannot, it counts whole limits: how many other gateways a
     /// test has, and whether they were heard of, does not matter.
     pub(crate) fn tables(&self, on_failure: &str, budget: &str) -> String {
-        format!(
-            "[store]\nkind = \"redis\"\non_failure = \"{on_failure}\"\nlocal_share = \"100%\"\n\n[store.redis]\nurl = \"{}\"\nbudget = \"{budget}\"",
-            self.url()
-        )
+        tables(&self.url(), on_failure, budget)
     }
 
     /// Runs one command. Fails on an error reply.
@@ -174,14 +217,19 @@ impl Redis {
         !matches!(self.try_cmd(words).unwrap(), Reply::Error(_))
     }
 
+    /// Sends a command whose answer nobody will read for now. The connection lives as long as what is given back.
+    #[track_caller]
+    pub(crate) fn begin(&self, words: &[&str]) -> TcpStream {
+        let mut stream = TcpStream::connect((self.host, self.port)).unwrap();
+        stream.write_all(&command(words)).unwrap();
+        stream
+    }
+
     fn try_cmd(&self, words: &[&str]) -> std::io::Result<Reply> {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
+        let address = SocketAddr::from((self.host, self.port));
+        let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1))?;
         stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-        let mut request = format!("*{}\r\n", words.len());
-        for word in words {
-            request.push_str(&format!("${}\r\n{word}\r\n", word.len()));
-        }
-        stream.write_all(request.as_bytes())?;
+        stream.write_all(&command(words))?;
         read_reply(&mut BufReader::new(stream))
     }
 
@@ -277,6 +325,87 @@ impl Redis {
     fn running(&self) -> &Process {
         self.process.as_ref().expect("the server runs")
     }
+}
+
+/// The wire to a Redis in a network of its own: a network namespace that ends with the server, and takes the wire with it.
+///
+/// Where a proxy closes a connection or keeps it open, here packets are gone, and nobody is told.
+#[derive(Debug)]
+pub(crate) struct Wire {
+    /// The process on the far end.
+    of: u32,
+}
+
+impl Wire {
+    /// Of this end and of the far one. One wire for each process of tests.
+    fn addresses() -> [Ipv4Addr; 2] {
+        // Four addresses for each process id, from 10.192.0.0 on.
+        let base = 0x0ac0_0000 | (std::process::id() % 0x10_0000) << 2;
+        [base + 1, base + 2].map(Ipv4Addr::from)
+    }
+
+    #[track_caller]
+    fn plug(&self) {
+        let network = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/net")).ok();
+        eventually("a network of its own (which root alone can make)", START_LIMIT, || {
+            (network(&self.of.to_string())? != network("self")?).then_some(())
+        });
+        let ([near, far], of) = (Self::addresses(), self.of);
+        shell(&format!("ip link add tollgate{of} type veth peer name far netns {of}"));
+        shell(&format!("ip address add {near}/30 dev tollgate{of} && ip link set tollgate{of} up"));
+        self.at_the_far_end(&format!("ip address add {far}/30 dev far && ip link set far up"));
+    }
+
+    /// From now on all packets are lost, in both directions.
+    #[track_caller]
+    pub(crate) fn lose_packets(&self) {
+        let chain = |hook| {
+            format!("add chain inet cut {hook} {{ type filter hook {hook} priority 0; policy drop; }}")
+        };
+        self.at_the_far_end(&format!("nft 'add table inet cut; {}; {}'", chain("input"), chain("output")));
+    }
+
+    /// Packets arrive again.
+    #[track_caller]
+    pub(crate) fn lose_nothing(&self) {
+        self.at_the_far_end("nft delete table inet cut");
+    }
+
+    /// Pulls the plug out of the far end.
+    #[track_caller]
+    pub(crate) fn pull(&self) {
+        self.at_the_far_end("ip link set far down");
+    }
+
+    /// Puts it back.
+    #[track_caller]
+    pub(crate) fn put_back(&self) {
+        self.at_the_far_end("ip link set far up");
+    }
+
+    #[track_caller]
+    fn at_the_far_end(&self, line: &str) {
+        shell(&format!("nsenter --net --target {} sh -c \"{line}\"", self.of));
+    }
+}
+
+#[track_caller]
+fn shell(line: &str) {
+    let output = Command::new("sh").args(["-c", line]).output().unwrap();
+    assert!(output.status.success(), "{line}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A command as Redis reads it.
+fn command(words: &[&str]) -> Vec<u8> {
+    let texts = words.iter().map(|word| format!("${}\r\n{word}\r\n", word.len()));
+    format!("*{}\r\n{}", words.len(), texts.collect::<String>()).into_bytes()
+}
+
+/// The `[store]` tables of a gateway that counts in the Redis with this URL.
+pub(super) fn tables(url: &str, on_failure: &str, budget: &str) -> String {
+    format!(
+        "[store]\nkind = \"redis\"\non_failure = \"{on_failure}\"\nlocal_share = \"100%\"\n\n[store.redis]\nurl = \"{url}\"\nbudget = \"{budget}\""
+    )
 }
 
 /// How many primaries a cluster has at first, and how many replicas: one each.
