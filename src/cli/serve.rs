@@ -4,7 +4,7 @@ use actix_rt::System;
 use tollgate::gateway::Gateway;
 use tollgate::identify::KeyTable;
 
-use super::{ConfigArgs, start_logging, stop_signal};
+use super::{ConfigArgs, run_until_stopped, start_logging};
 
 pub(super) fn run(config: &ConfigArgs) -> anyhow::Result<()> {
     let loaded = config.load()?;
@@ -14,8 +14,9 @@ pub(super) fn run(config: &ConfigArgs) -> anyhow::Result<()> {
     warn_of_example_keys(&loaded.policy.keys);
     let gateway = Gateway::bind(loaded)?;
     let (public, admin) = (gateway.public_address()?, gateway.admin_address()?);
-    tracing::info!(%public, %admin, "listening");
-    System::new().block_on(gateway.run(stop_signal()))?;
+    let handed_over = gateway.is_handed_over();
+    tracing::info!(%public, %admin, handed_over, "listening");
+    System::new().block_on(run_until_stopped(gateway))?;
     tracing::info!("stopped");
     Ok(())
 }

@@ -49,7 +49,12 @@ pub fn load(sources: &Sources) -> Result<Loaded, Mistakes> {
     let notes = mistakes::Notes::default();
     let layers = sources::Layers::read(sources, &notes);
     let reading = reader::Reading { origins: &layers.origins, notes: &notes, incomplete: layers.incomplete };
-    let context = resolve::Context { notes: &notes, purpose: sources.purpose, incomplete: layers.incomplete };
+    let context = resolve::Context {
+        notes: &notes,
+        purpose: sources.purpose,
+        incomplete: layers.incomplete,
+        handed_over: sources.handed_over(),
+    };
     let raw = reading.root(&layers.root).map(raw::Raw::read);
     let resolved = raw.and_then(|raw| resolve::resolve(&raw, &context));
     match resolved {

@@ -17,6 +17,8 @@
 //! | `slots` | requests in flight, calendar quotas |
 //! | `redis` | keys, expiry, scripts, restart, memory that is full |
 //! | `cluster` | Redis Cluster: exact counts, slots that move, a failover, nodes that are lost |
+//! | `stopping` | the end of a gateway: what is in flight, what clients are told, signals and exit codes |
+//! | `restarting` | sockets that are handed over or shared: nobody is refused or reset |
 //! | `outage` | Redis absent, refusing, frozen |
 //! | `replay` | every decision under faults, held against a brute-force oracle |
 //! | `observing` | metrics, access log, no credential anywhere |
@@ -57,8 +59,10 @@ mod paths;
 mod proxying;
 mod redis;
 mod replay;
+mod restarting;
 mod scopes;
 mod settling;
 mod slots;
+mod stopping;
 mod support;
 mod tidy;
