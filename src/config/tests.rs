@@ -467,8 +467,8 @@ fn secrets_come_from_files_beside_the_configuration() {
 
 #[track_caller]
 fn one_node(redis: &RedisSettings) -> &str {
-    let Topology::Standalone(url) = &redis.topology else { panic!("{redis:?} is not one node") };
-    url.expose_secret()
+    let Topology::Standalone(server) = &redis.topology else { panic!("{redis:?} is not one node") };
+    server.url.expose_secret()
 }
 
 #[test]

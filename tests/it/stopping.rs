@@ -85,7 +85,8 @@ fn a_stop_finishes_what_is_in_flight_and_tells_the_others_to_go() {
         assert_eq!(connection.rest_until_closed(SECOND + SLACK), b"");
     }
     // Metrics of the stop itself can be scraped.
-    assert_eq!(gateway.metric("tollgate_requests_in_flight", &[]), 1.0);
+    let in_flight = gateway.metric("tollgate_requests_in_flight", &[]);
+    assert!((0.5..1.5).contains(&in_flight), "{in_flight}");
     slow.answer("GET").expect(200);
     assert_eq!(gateway.wait(SLACK), 0);
     let took = stopped.elapsed();

@@ -105,8 +105,8 @@ fn redis(section: &RedisSection, context: &Context<'_>) -> Option<RedisSettings>
         return None;
     }
     let topology = match mode.value {
-        ModeWord::Standalone => Topology::Standalone(nodes.value.first()?.clone()),
-        ModeWord::Cluster => Topology::Cluster(nodes.value.clone()),
+        ModeWord::Standalone => Topology::Standalone(nodes.value.first()?.clone().into()),
+        ModeWord::Cluster => Topology::Cluster(nodes.value.iter().cloned().map(Into::into).collect()),
     };
     let settings = RedisSettings {
         topology,

@@ -1,16 +1,20 @@
 //! Where counters live. One trait with one verb, and one contract test suite that every store passes.
 
-mod guarded;
+mod breaker;
+mod guard;
 mod memory;
 mod redis;
+mod shard;
 
 use std::future::Future;
 use std::num::NonZeroU64;
 use std::time::Instant;
 
-pub use guarded::Guarded;
+pub use breaker::Phase;
 pub use memory::{MemorySlots, MemoryStore, Place};
-pub use redis::{OpenError, RedisSettings, RedisSlot, RedisStore, Topology};
+pub(super) use redis::SharedMap;
+pub use redis::{OpenError, RedisSettings, RedisSlot, RedisStore, Server, Topology};
+pub use shard::Shard;
 
 use super::algorithm::Micros;
 use super::calendar::Anchor;
@@ -100,6 +104,12 @@ pub enum StoreError {
     /// to forget what was used.
     #[error("the store holds something that cannot be read: {0}")]
     Unreadable(String),
+    /// Nobody asks the store at the moment: it has failed too often.
+    #[error("the store fails, and is not asked")]
+    Tripped,
+    /// The store's clock says another period of a quota than this machine's.
+    #[error("its clock and the gateway's are more than a period of a quota apart")]
+    ClocksApart,
     /// The store answered with an error.
     #[error("the store refused: {0}")]
     Refused(String),

@@ -1,153 +1,54 @@
-//! One multiplexed connection for each worker, opened in the background and let go of when it is of no use.
+//! A worker's connection to one server, opened in the background and let go of when it is of no use.
 //!
 //! The client library's own reconnecting is not used: it makes every caller wait for it, for seconds. Here a request waits
-//! for a connection only while an attempt is younger than its budget; while Redis stays away, it is told so at once.
+//! for a connection only while an attempt is younger than its budget; while the server stays away, it is told so at once.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use ::redis::aio::{ConnectionLike, MultiplexedConnection};
-use ::redis::cluster::{ClusterClient, ClusterClientBuilder};
-use ::redis::cluster_async::ClusterConnection;
-use ::redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo};
-use ::redis::io::tcp::TcpSettings;
-use ::redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisError,
-    ServerErrorKind, Value,
-};
-use secrecy::{ExposeSecret as _, SecretString};
+use ::redis::aio::{ConnectionLike as _, MultiplexedConnection};
+use ::redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::StoreError;
+use super::opener::{CONNECT_TIMEOUT, Opener};
+use super::{StoreError, eviction};
 use crate::clock;
-
-/// How long one attempt to connect may take.
-const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
-
-/// How long one node of a cluster may take. Opening asks in two rounds, and both must fit into an attempt, or one node that
-/// hangs would keep the gateway from all others.
-const NODE_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// The pause after the first failed attempt; doubles up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 
-/// The longest pause between attempts: how late a returned Redis is noticed at most.
+/// The longest pause between attempts: how late a returned server is noticed at most, if nobody asks for it.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-
-/// A peer that acknowledges nothing for so long is gone, even if nobody said so.
-const USER_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// How often a command may be sent again that a node of a cluster sends elsewhere or asks to repeat.
-///
-/// The budget ends it, not this number. While a slot moves, one command can need many: `ASKING` holds for the next command
-/// on the connection, and on a shared connection that may be somebody else's; and `TRYAGAIN` lasts until all keys of the
-/// caller are on one side.
-const RETRIES: u32 = 16;
-
-/// How Redis nodes form one store. Their URLs may hold a password.
-#[derive(Debug, Clone)]
-pub enum Topology {
-    /// One server, by URL.
-    Standalone(SecretString),
-    /// A cluster, by the URLs of some of its nodes.
-    Cluster(Vec<SecretString>),
-}
-
-/// Why a topology cannot be used.
-#[derive(Debug, thiserror::Error)]
-#[error("the address of Redis cannot be used: {0}")]
-pub struct OpenError(String);
-
-impl From<RedisError> for OpenError {
-    fn from(error: RedisError) -> Self {
-        // The category only: the detail may repeat the URL, and so its password.
-        Self(error.category().to_owned())
-    }
-}
-
-/// What opens a connection.
-enum Opener {
-    Standalone(Box<Client>),
-    Cluster(Box<ClusterClient>),
-}
-
-impl Opener {
-    fn new(topology: &Topology, budget: Duration) -> Result<Self, OpenError> {
-        match topology {
-            Topology::Standalone(url) => Ok(Self::Standalone(Box::new(Client::open(settings(url)?)?))),
-            Topology::Cluster(urls) => {
-                let nodes = urls.iter().map(settings).collect::<Result<Vec<_>, _>>()?;
-                // The library's defaults wait 1.3 s before a retry and for ever for an answer.
-                let client = ClusterClientBuilder::new(nodes)
-                    .retries(RETRIES)
-                    .min_retry_wait(1)
-                    .max_retry_wait(5)
-                    .connection_timeout(NODE_TIMEOUT)
-                    .response_timeout(budget)
-                    .overall_response_timeout(Some(budget))
-                    .tcp_settings(tcp())
-                    .build()?;
-                Ok(Self::Cluster(Box::new(client)))
-            }
-        }
-    }
-
-    async fn open(&self) -> Result<Link, RedisError> {
-        match self {
-            Self::Standalone(client) => {
-                let config = AsyncConnectionConfig::new()
-                    .set_connection_timeout(Some(CONNECT_TIMEOUT))
-                    // The deadline is the caller's: one around the whole step, not one for each answer.
-                    .set_response_timeout(None);
-                client.get_multiplexed_async_connection_with_config(&config).await.map(Link::Standalone)
-            }
-            Self::Cluster(client) => {
-                client.get_async_connection().await.map(|link| Link::Cluster(Box::new(link)))
-            }
-        }
-    }
-
-    /// A connection that reaches all that it should.
-    async fn open_whole(&self) -> Option<Link> {
-        let mut link = self.open().await.ok()?;
-        let is_whole = match &mut link {
-            Link::Standalone(_) => true,
-            Link::Cluster(cluster) => reaches_every_primary(cluster).await,
-        };
-        is_whole.then_some(link)
-    }
-}
-
-fn tcp() -> TcpSettings {
-    TcpSettings::default().set_nodelay(true).set_user_timeout(USER_TIMEOUT)
-}
-
-fn settings(url: &SecretString) -> Result<ConnectionInfo, OpenError> {
-    Ok(url.expose_secret().into_connection_info()?.set_tcp_settings(tcp()))
-}
 
 /// An open connection. Cloning it gives another handle on the same one.
 #[derive(Clone)]
-pub(super) enum Link {
-    Standalone(MultiplexedConnection),
-    Cluster(Box<ClusterConnection>),
+pub(super) struct Link(MultiplexedConnection);
+
+impl From<MultiplexedConnection> for Link {
+    fn from(connection: MultiplexedConnection) -> Self {
+        Self(connection)
+    }
 }
 
 impl Link {
     /// Sends one command and waits for its answer, for ever if need be: the deadline is the caller's.
     pub(super) async fn ask(&mut self, command: &Cmd) -> Result<Value, RedisError> {
-        let answer = match self {
-            Self::Standalone(link) => link.req_packed_command(command).await,
-            Self::Cluster(link) => link.req_packed_command(command).await,
-        };
-        answer.and_then(Value::extract_error)
+        self.0.send_packed_command(command).await.and_then(Value::extract_error)
+    }
+
+    /// The same, about a slot that is on its way to this node. The permission and the command are sent as one: on a connection
+    /// that others use, too, nothing may come between the two.
+    pub(super) async fn ask_in_passing(&mut self, command: &Cmd) -> Result<Value, RedisError> {
+        let mut both = ::redis::pipe();
+        both.cmd("ASKING").ignore().add_command(command.clone());
+        let mut answers = self.0.req_packed_commands(&both, 1, 1).await?;
+        answers.pop().unwrap_or(Value::Nil).extract_error()
     }
 }
 
-/// Whether the connection behind an error is of no further use: broken, or to a node that no longer takes writes.
+/// Whether the connection behind an error is of no further use: broken, or to a server that no longer takes writes.
 pub(super) fn is_beyond_repair(error: &RedisError) -> bool {
     error.is_connection_dropped()
         || error.is_unrecoverable_error()
@@ -160,7 +61,7 @@ enum Status {
     /// An attempt is under way, since then.
     Opening(Instant),
     Ready(Link),
-    /// The last attempt failed, and the next one will come by itself.
+    /// The last attempt failed or nobody asked for one. The next one comes by itself, or when somebody asks.
     Away,
 }
 
@@ -170,32 +71,38 @@ pub(super) struct Connection {
     status: watch::Sender<Status>,
     /// The task that opens; ended with the connection. `None` before the first request.
     opening: RefCell<Option<JoinHandle<()>>>,
+    /// When an attempt last began because somebody asked.
+    asked: Cell<Option<Instant>>,
     /// How long a request waits for an attempt to connect, counted from the attempt's beginning.
     budget: Duration,
 }
 
 impl Connection {
-    pub(super) fn new(topology: &Topology, budget: Duration) -> Result<Self, OpenError> {
-        let opener = Rc::new(Opener::new(topology, budget)?);
+    pub(super) fn new(opener: Opener, budget: Duration) -> Self {
         let status = watch::Sender::new(Status::Away);
-        Ok(Self { opener, status, opening: RefCell::new(None), budget })
+        Self { opener: Rc::new(opener), status, opening: RefCell::new(None), asked: Cell::new(None), budget }
     }
 
-    /// Begins to open the connection, unless that has begun before. Only inside of a worker's runtime.
+    /// Sees to it that the connection is open or being opened. Only inside of a worker's runtime.
     pub(super) fn open(&self) {
-        if self.opening.borrow().is_none() {
+        let is_at_work = self.opening.borrow().as_ref().is_some_and(|task| !task.is_finished());
+        if !is_at_work && !matches!(&*self.status.borrow(), Status::Ready(_)) {
             self.start_opening();
         }
     }
 
     /// A handle on the open connection.
     pub(super) async fn link(&self) -> Result<Link, StoreError> {
-        self.open();
         let mut watcher = self.status.subscribe();
         loop {
-            match &*watcher.borrow_and_update() {
-                Status::Ready(link) => return Ok(link.clone()),
+            let status = watcher.borrow_and_update().clone();
+            match status {
+                Status::Ready(link) => return Ok(link),
                 Status::Opening(since) if since.elapsed() <= self.budget => {}
+                Status::Away if self.may_try_again() => {
+                    self.start_opening();
+                    continue;
+                }
                 Status::Opening(_) | Status::Away => return Err(StoreError::Disconnected),
             }
             watcher.changed().await.map_err(|_| StoreError::Disconnected)?;
@@ -203,35 +110,34 @@ impl Connection {
     }
 
     /// Lets go of the open connection and begins to open another, unless that is under way already.
-    ///
-    /// One to a cluster stays in use until another is whole: most often it is one node that does not answer, and the
-    /// callers of the others must not pay for it.
-    pub(super) fn drop_link(&self) {
-        let is_cluster = match &*self.status.borrow() {
-            Status::Ready(link) => matches!(link, Link::Cluster(_)),
-            Status::Opening(_) | Status::Away => return,
-        };
-        if is_cluster {
-            self.start_replacing();
-        } else {
+    pub(super) fn reopen(&self) {
+        if matches!(&*self.status.borrow(), Status::Ready(_)) {
             self.start_opening();
         }
     }
 
+    /// Lets go of the connection, and opens none until somebody asks for one.
+    pub(super) fn rest(&self) {
+        if let Some(task) = self.opening.take() {
+            task.abort();
+        }
+        self.status.send_replace(Status::Away);
+    }
+
+    /// While attempts fail, those who ask do not make more of them than the pauses allow.
+    fn may_try_again(&self) -> bool {
+        let now = clock::instant();
+        let due = self.asked.get().is_none_or(|asked| now.duration_since(asked) >= PAUSE_MIN);
+        if due {
+            self.asked.set(Some(now));
+        }
+        due
+    }
+
     fn start_opening(&self) {
         self.status.send_replace(Status::Opening(clock::instant()));
-        self.spawn(open_until_it_works(Rc::clone(&self.opener), self.status.clone()));
-    }
-
-    fn start_replacing(&self) {
-        let is_busy = self.opening.borrow().as_ref().is_some_and(|task| !task.is_finished());
-        if !is_busy {
-            self.spawn(replace_when_whole(Rc::clone(&self.opener), self.status.clone()));
-        }
-    }
-
-    fn spawn(&self, work: impl Future<Output = ()> + 'static) {
-        let task = tokio::task::spawn_local(work);
+        let task =
+            tokio::task::spawn_local(open_until_it_works(Rc::clone(&self.opener), self.status.clone()));
         if let Some(previous) = self.opening.replace(Some(task)) {
             previous.abort();
         }
@@ -248,8 +154,7 @@ impl Drop for Connection {
 
 impl std::fmt::Debug for Connection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Nothing of the address: it may hold a password.
-        f.debug_struct("Connection").finish_non_exhaustive()
+        f.debug_struct("Connection").field("opener", &self.opener).finish_non_exhaustive()
     }
 }
 
@@ -259,13 +164,14 @@ async fn open_until_it_works(opener: Rc<Opener>, status: watch::Sender<Status>) 
         let attempt = tokio::time::timeout(CONNECT_TIMEOUT * 2, opener.open()).await;
         match attempt {
             Ok(Ok(link)) => {
-                tracing::info!("connected to Redis");
+                tracing::info!(server = %opener.address(), "connected to Redis");
+                let link = Link::from(link);
                 status.send_replace(Status::Ready(link.clone()));
                 warn_of_eviction(link).await;
                 return;
             }
-            Ok(Err(error)) => report(&status, error.category()),
-            Err(_) => report(&status, "no answer"),
+            Ok(Err(error)) => report(&opener, &status, error.category()),
+            Err(_) => report(&opener, &status, "no answer"),
         }
         status.send_replace(Status::Away);
         tokio::time::sleep(pause).await;
@@ -273,83 +179,16 @@ async fn open_until_it_works(opener: Rc<Opener>, status: watch::Sender<Status>) 
     }
 }
 
-/// Opens connections to a cluster until one reaches every primary, which then takes the place of the one in use.
-///
-/// A new connection to a cluster that has lost a node, and has not replaced it yet, would be worse than the old one: the
-/// library tries to reach that node over and over, and lets everybody wait meanwhile.
-async fn replace_when_whole(opener: Rc<Opener>, status: watch::Sender<Status>) {
-    let mut pause = PAUSE_MIN;
-    loop {
-        let attempt = tokio::time::timeout(CONNECT_TIMEOUT * 2, opener.open_whole()).await;
-        if let Ok(Some(link)) = attempt {
-            tracing::info!("connected to every primary of the cluster");
-            status.send_replace(Status::Ready(link));
-            return;
-        }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(PAUSE_MAX);
-    }
-}
-
-/// Whether every primary that owns slots answers. The library passes over those that it could not connect to.
-async fn reaches_every_primary(cluster: &mut ClusterConnection) -> bool {
-    let mut slots = ::redis::cmd("CLUSTER");
-    slots.arg("SLOTS");
-    let everywhere = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
-    let Ok(Value::Array(ranges)) = cluster.req_packed_command(&slots).await else { return false };
-    let Ok(Value::Map(answers)) = cluster.route_command(::redis::cmd("PING"), everywhere).await else {
-        return false;
-    };
-    let answered = answers.iter().filter(|(_, answer)| !matches!(answer, Value::ServerError(_))).count();
-    let mut primaries: Vec<&Value> = Vec::new();
-    for range in &ranges {
-        // From slot, to slot, the primary, its replicas.
-        let Value::Array(fields) = range else { return false };
-        let Some(primary) = fields.get(2) else { return false };
-        if !primaries.contains(&primary) {
-            primaries.push(primary);
-        }
-    }
-    answered == primaries.len()
-}
-
-/// Says that Redis is away once, not at every attempt.
-fn report(status: &watch::Sender<Status>, reason: &str) {
+/// Says that the server is away once, not at every attempt.
+fn report(opener: &Opener, status: &watch::Sender<Status>, reason: &str) {
     if matches!(&*status.borrow(), Status::Opening(_)) {
-        tracing::warn!(reason, "cannot connect to Redis; trying on in the background");
+        tracing::warn!(server = %opener.address(), reason, "cannot connect to Redis; trying on in the background");
     }
 }
 
-/// Says once, however many connections there are, that this Redis may throw counters away. Silent when it must not be
-/// asked, since an ACL may leave the command out.
+/// Looks whether the server may throw counters away.
 async fn warn_of_eviction(mut link: Link) {
-    static WARNED: AtomicBool = AtomicBool::new(false);
-    let mut about_memory = ::redis::cmd("INFO");
-    about_memory.arg("memory");
-    let Ok(Ok(answer)) = tokio::time::timeout(CONNECT_TIMEOUT, link.ask(&about_memory)).await else { return };
-    let Some(policy) = texts(&answer).find_map(evicting_policy) else { return };
-    if !WARNED.swap(true, Ordering::Relaxed) {
-        tracing::warn!(
-            policy,
-            "Redis may evict counters, and each is a limit that starts afresh; set maxmemory-policy to noeviction"
-        );
+    if let Ok(Ok(answer)) = tokio::time::timeout(CONNECT_TIMEOUT, link.ask(&eviction::question())).await {
+        eviction::warn(&answer);
     }
-}
-
-/// The texts of an answer: one, or with a cluster one of each node.
-fn texts(answer: &Value) -> Box<dyn Iterator<Item = &str> + '_> {
-    match answer {
-        Value::BulkString(bytes) => Box::new(std::str::from_utf8(bytes).into_iter()),
-        Value::VerbatimString { text, .. } => Box::new(std::iter::once(text.as_str())),
-        Value::Map(nodes) => Box::new(nodes.iter().flat_map(|(_, answer)| texts(answer))),
-        _ => Box::new(std::iter::empty()),
-    }
-}
-
-/// The policy by which a Redis evicts keys when it is full, if it does either. Every policy but `noeviction` reaches the
-/// counters: all of them have an expiry, so they are what the `volatile` ones choose from.
-fn evicting_policy(memory: &str) -> Option<&str> {
-    let field = |name: &str| memory.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    let is_bounded = field("maxmemory")? != "0";
-    field("maxmemory_policy").filter(|&policy| is_bounded && policy != "noeviction")
 }
