@@ -24,10 +24,23 @@ pub fn needs_restart(started: &Settings, wanted: &Settings) -> Vec<&'static str>
 }
 
 fn of_server(started: &ServerSettings, wanted: &ServerSettings, keys: &mut Vec<&'static str>) {
-    let ServerSettings { listen, workers, drain, max_body: _, max_connections, watch: _ } = wanted;
+    // What was handed over at the start cannot be handed over anew.
+    let ServerSettings {
+        listen,
+        workers,
+        drain_delay,
+        drain,
+        reuse_port,
+        handed_over: _,
+        max_body: _,
+        max_connections,
+        watch: _,
+    } = wanted;
     note(keys, "server.listen", started.listen == *listen);
     note(keys, "server.workers", started.workers == *workers);
+    note(keys, "server.drain_delay", started.drain_delay == *drain_delay);
     note(keys, "server.drain", started.drain == *drain);
+    note(keys, "server.reuse_port", started.reuse_port == *reuse_port);
     note(keys, "server.max_connections", started.max_connections == *max_connections);
 }
 
@@ -48,11 +61,12 @@ fn of_store(started: &StoreSettings, wanted: &StoreSettings, keys: &mut Vec<&'st
 }
 
 fn of_redis(started: &RedisSettings, wanted: &RedisSettings, keys: &mut Vec<&'static str>) {
-    let RedisSettings { topology, budget, prefix } = wanted;
+    let RedisSettings { topology, budget, prefix, local_share } = wanted;
     note(keys, "store.redis.mode", same_mode(&started.topology, topology));
     note(keys, nodes_key(topology), same_nodes(&started.topology, topology));
     note(keys, "store.redis.budget", started.budget == *budget);
     note(keys, "store.redis.prefix", started.prefix == *prefix);
+    note(keys, "store.local_share", started.local_share == *local_share);
 }
 
 fn note(keys: &mut Vec<&'static str>, key: &'static str, same: bool) {

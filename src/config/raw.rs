@@ -101,7 +101,9 @@ fn read_accounts(root: &mut Table<'_>) -> Vec<AccountSection> {
 pub(super) struct ServerSection {
     pub(super) listen: Field<SocketAddr>,
     pub(super) workers: Field<u64>,
+    pub(super) drain_delay: Field<Duration>,
     pub(super) drain: Field<Duration>,
+    pub(super) reuse_port: Field<bool>,
     pub(super) max_body: Field<u64>,
     pub(super) max_connections: Field<u64>,
     pub(super) encoded_slashes: Field<bool>,
@@ -113,7 +115,9 @@ impl ServerSection {
         let section = Self {
             listen: table.require("listen", listen),
             workers: table.require("workers", whole_in(0, WORKERS_MAX)),
+            drain_delay: table.require("drain_delay", duration_in("0s", DRAIN_MAX)),
             drain: table.require("drain", duration_in("0s", DRAIN_MAX)),
+            reuse_port: table.require("reuse_port", flag),
             max_body: table.require("max_body", size),
             max_connections: table.require("max_connections", whole_in(1, CONNECTIONS_MAX)),
             encoded_slashes: table.require("encoded_slashes", flag),

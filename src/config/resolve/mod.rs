@@ -24,6 +24,8 @@ pub(super) struct Context<'a> {
     pub(super) purpose: Purpose,
     /// Whether a file could not be read: names it may hold are not missed then.
     pub(super) incomplete: bool,
+    /// The names of the listeners that the process was started with, if there are any.
+    pub(super) handed_over: Option<Vec<String>>,
 }
 
 impl Context<'_> {

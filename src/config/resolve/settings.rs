@@ -23,7 +23,7 @@ use crate::proxy::UpstreamSettings;
 
 pub(super) fn resolve(raw: &Raw, context: &Context<'_>) -> Option<Settings> {
     check_listeners(raw, context);
-    let server = server(&raw.server);
+    let server = server(&raw.server, context);
     let admin = admin(&raw.admin, context);
     let store = store(&raw.store, context);
     let upstreams = raw.upstreams.iter().map(|section| upstream(section, context));
@@ -51,12 +51,15 @@ fn check_listeners(raw: &Raw, context: &Context<'_>) {
     }
 }
 
-fn server(section: &ServerSection) -> Option<ServerSettings> {
+fn server(section: &ServerSection, context: &Context<'_>) -> Option<ServerSettings> {
     let workers = usize::try_from(section.workers.as_ref()?.value).ok()?;
     Some(ServerSettings {
         listen: section.listen.as_ref()?.value,
         workers: NonZeroUsize::new(workers).map_or_else(processors, NonZeroUsize::get),
+        drain_delay: section.drain_delay.as_ref()?.value,
         drain: section.drain.as_ref()?.value,
+        reuse_port: section.reuse_port.as_ref()?.value,
+        handed_over: context.handed_over.clone(),
         max_body: section.max_body.as_ref()?.value,
         max_connections: usize::try_from(section.max_connections.as_ref()?.value).ok()?,
         watch: section.watch.as_ref()?.value,
