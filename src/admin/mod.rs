@@ -137,6 +137,7 @@ async fn metrics(admin: web::Data<Admin>, request: HttpRequest) -> HttpResponse 
     }
     admin.metrics.memory_callers.set(saturating(admin.memory.callers() as u64));
     admin.metrics.catch_up(admin.memory.overflowed(), admin.tally.lost());
+    admin.metrics.catch_up_with_store(admin.tally.failures(), admin.tally.may_evict());
     match admin.metrics.render() {
         Ok(text) => HttpResponse::Ok().content_type(prometheus::TEXT_FORMAT).body(text),
         Err(error) => {

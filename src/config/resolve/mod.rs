@@ -4,6 +4,7 @@
 
 mod identity;
 mod plans;
+mod redis;
 mod routes;
 mod settings;
 

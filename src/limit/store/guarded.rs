@@ -3,12 +3,13 @@
 //! Nobody else knows that Redis can fail. What a failure means for the request is `on_failure`'s to say, in
 //! [`Limiter`](crate::limit::Limiter).
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{
-    Charge, Decision, OpenError, RedisSettings, RedisSlot, RedisStore, Settlement, Store, StoreError,
+    Charge, Decision, FailureKind, OpenError, RedisSettings, RedisSlot, RedisStore, Settlement, Store,
+    StoreError,
 };
 use crate::clock;
 use crate::limit::Tally;
@@ -20,7 +21,7 @@ const IN_FLIGHT_MAX: usize = 256;
 /// socket buffers and execute them all when it wakes.
 const TIMEOUTS_MAX: u32 = 5;
 
-/// How often a worker says that Redis refuses to decide: with every request it would fill the log.
+/// How often a worker says that Redis refuses to decide, for each kind of refusal: with every request it would fill the log.
 const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
 
 /// Redis within a budget.
@@ -30,8 +31,9 @@ pub struct Guarded {
     budget: Duration,
     in_flight: Cell<usize>,
     timeouts: Cell<u32>,
-    /// When it was last said that Redis refuses.
-    complained: Cell<Option<Instant>>,
+    tally: Arc<Tally>,
+    /// When it was last said that Redis refuses, by the place of the kind.
+    complained: RefCell<[Option<Instant>; FailureKind::ALL.len()]>,
 }
 
 impl Guarded {
@@ -40,9 +42,10 @@ impl Guarded {
     /// # Errors
     /// When an address cannot be understood.
     pub fn new(settings: &RedisSettings, tally: Arc<Tally>) -> Result<Self, OpenError> {
-        let store = RedisStore::new(settings, tally)?;
-        let (in_flight, timeouts, complained) = Default::default();
-        Ok(Self { store, budget: settings.budget, in_flight, timeouts, complained })
+        let store = RedisStore::new(settings, Arc::clone(&tally))?;
+        let (in_flight, timeouts) = Default::default();
+        let complained = RefCell::new([None; FailureKind::ALL.len()]);
+        Ok(Self { store, budget: settings.budget, in_flight, timeouts, tally, complained })
     }
 
     /// Begins to connect; see [`RedisStore::connect`].
@@ -77,11 +80,12 @@ impl Guarded {
 
     /// Says what is wrong with Redis or with what it holds: it answers, so nobody would look for it there.
     fn complain(&self, error: &StoreError) {
-        let now = clock::instant();
-        let is_due = self.complained.get().is_none_or(|last| now.duration_since(last) >= COMPLAIN_EVERY);
-        if is_due {
-            self.complained.set(Some(now));
-            tracing::warn!(%error, "Redis answers, and does not decide");
+        let (now, kind) = (clock::instant(), error.kind());
+        let mut complained = self.complained.borrow_mut();
+        let Some(last) = complained.get_mut(kind.place()) else { return };
+        if last.is_none_or(|last| now.duration_since(last) >= COMPLAIN_EVERY) {
+            *last = Some(now);
+            tracing::warn!(kind = kind.name(), %error, "Redis answers, and does not decide");
         }
     }
 
@@ -97,11 +101,17 @@ impl Guarded {
 
 impl Store for Guarded {
     async fn decide(&self, charge: Charge<'_>) -> Result<Decision, StoreError> {
-        let _in_flight = self.enter().ok_or(StoreError::Saturated)?;
+        let _in_flight = self.enter().ok_or_else(|| {
+            self.tally.count_failure(FailureKind::Saturated);
+            StoreError::Saturated
+        })?;
         let deadline = charge.deadline.unwrap_or_else(|| self.deadline());
         let charge = Charge { deadline: Some(deadline), ..charge };
         let answer = tokio::time::timeout_at(deadline.into(), self.store.decide(charge)).await;
         let answer = answer.unwrap_or(Err(StoreError::Timeout));
+        if let Err(error) = &answer {
+            self.tally.count_failure(error.kind());
+        }
         match &answer {
             Err(StoreError::Timeout) => self.count_timeout(),
             _ => self.timeouts.set(0),

@@ -1,5 +1,6 @@
 //! Where counters live. One trait with one verb, and one contract test suite that every store passes.
 
+mod failure;
 mod guarded;
 mod memory;
 mod redis;
@@ -8,9 +9,13 @@ use std::future::Future;
 use std::num::NonZeroU64;
 use std::time::Instant;
 
+pub use failure::FailureKind;
 pub use guarded::Guarded;
 pub use memory::{MemorySlots, MemoryStore, Place};
-pub use redis::{OpenError, RedisSettings, RedisSlot, RedisStore, Server, Topology};
+pub use redis::{
+    Identity, Login, OpenError, Password, RedisSettings, RedisSlot, RedisStore, SentinelSettings, Server,
+    Tls, Topology,
+};
 
 use super::algorithm::Micros;
 use super::calendar::Anchor;

@@ -5,21 +5,26 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ::redis::aio::{ConnectionLike, MultiplexedConnection};
 use ::redis::cluster::{ClusterClient, ClusterClientBuilder};
 use ::redis::cluster_async::ClusterConnection;
 use ::redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo};
-use ::redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
+use ::redis::{Cmd, RedisError, Value};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::StoreError;
-use super::opener::{CONNECT_TIMEOUT, OpenError, Opener, tcp};
+use super::errors::{self, NotOpened};
+use super::eviction::Eviction;
+use super::opener::{self, CONNECT_TIMEOUT, OpenError, Opener, tcp};
+use super::sentinel::Sentinels;
 use super::topology::Topology;
 use crate::clock;
+use crate::limit::Tally;
+use crate::limit::store::FailureKind;
 
 /// How long one node of a cluster may take. Opening asks in two rounds, and both must fit into an attempt, or one node that
 /// hangs would keep the gateway from all others.
@@ -31,6 +36,15 @@ const PAUSE_MIN: Duration = Duration::from_millis(50);
 /// The longest pause between attempts: how late a returned Redis is noticed at most.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
+/// How often an open connection is looked at: how late an idle worker notices at most that it is lost.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How long an answer to that look may take, unless requests may wait longer.
+const LOOK_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// How often a Redis is asked anew whether it may evict, in looks.
+const LOOKS_AT_EVICTION: u32 = 60;
+
 /// How often a command may be sent again that a node of a cluster sends elsewhere or asks to repeat.
 ///
 /// The budget ends it, not this number. While a slot moves, one command can need many: `ASKING` holds for the next command
@@ -41,6 +55,7 @@ const RETRIES: u32 = 16;
 /// What opens a connection.
 enum Way {
     Standalone(Box<Opener>),
+    Sentinel(Box<Sentinels>),
     Cluster(Box<ClusterClient>),
 }
 
@@ -48,9 +63,10 @@ impl Way {
     fn new(topology: &Topology, budget: Duration) -> Result<Self, OpenError> {
         match topology {
             Topology::Standalone(server) => Ok(Self::Standalone(Box::new(Opener::new(server)?))),
+            Topology::Sentinel(settings) => Ok(Self::Sentinel(Box::new(Sentinels::new(settings)?))),
             Topology::Cluster(nodes) => {
                 let openers = nodes.iter().map(Opener::new).collect::<Result<Vec<_>, _>>()?;
-                let nodes = openers.iter().map(|opener| opener.info().clone());
+                let nodes = openers.iter().map(Opener::info).collect::<Result<Vec<_>, _>>()?;
                 // The library's defaults wait 1.3 s before a retry and for ever for an answer.
                 let client = ClusterClientBuilder::new(nodes)
                     .retries(RETRIES)
@@ -66,12 +82,25 @@ impl Way {
         }
     }
 
-    async fn open(&self) -> Result<Link, RedisError> {
+    async fn open(&self) -> Result<Link, NotOpened> {
         match self {
-            Self::Standalone(opener) => opener.open().await.map(Link::Standalone),
-            Self::Cluster(client) => {
-                client.get_async_connection().await.map(|link| Link::Cluster(Box::new(link)))
-            }
+            Self::Standalone(opener) => opener.open_primary().await.map(Link::Standalone),
+            Self::Sentinel(sentinels) => sentinels.open().await.map(Link::Standalone),
+            Self::Cluster(client) => match client.get_async_connection().await {
+                Ok(link) => Ok(Link::Cluster(Box::new(link))),
+                Err(error) => {
+                    let (kind, reason) = errors::reason(&error);
+                    Err(NotOpened { kind, server: "the cluster".to_owned(), reason })
+                }
+            },
+        }
+    }
+
+    /// How long one attempt may take.
+    fn patience(&self) -> Duration {
+        match self {
+            Self::Standalone(_) | Self::Cluster(_) => CONNECT_TIMEOUT * 2,
+            Self::Sentinel(sentinels) => sentinels.patience(),
         }
     }
 
@@ -104,13 +133,6 @@ impl Link {
     }
 }
 
-/// Whether the connection behind an error is of no further use: broken, or to a node that no longer takes writes.
-pub(super) fn is_beyond_repair(error: &RedisError) -> bool {
-    error.is_connection_dropped()
-        || error.is_unrecoverable_error()
-        || error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
-}
-
 /// Where a worker's connection stands.
 #[derive(Clone)]
 enum Status {
@@ -123,24 +145,33 @@ enum Status {
 
 /// A worker's connection.
 pub(super) struct Connection {
-    way: Rc<Way>,
+    shared: Rc<Shared>,
+    /// The task that opens and looks; ended with the connection. `None` before the first request.
+    keeping: RefCell<Option<JoinHandle<()>>>,
+}
+
+/// What the connection and its task both know.
+struct Shared {
+    way: Way,
     status: watch::Sender<Status>,
-    /// The task that opens; ended with the connection. `None` before the first request.
-    opening: RefCell<Option<JoinHandle<()>>>,
+    tally: Arc<Tally>,
+    eviction: Eviction,
     /// How long a request waits for an attempt to connect, counted from the attempt's beginning.
     budget: Duration,
 }
 
 impl Connection {
-    pub(super) fn new(topology: &Topology, budget: Duration) -> Result<Self, OpenError> {
-        let way = Rc::new(Way::new(topology, budget)?);
+    pub(super) fn new(topology: &Topology, budget: Duration, tally: Arc<Tally>) -> Result<Self, OpenError> {
+        let way = Way::new(topology, budget)?;
         let status = watch::Sender::new(Status::Away);
-        Ok(Self { way, status, opening: RefCell::new(None), budget })
+        let eviction = Eviction::new(Arc::clone(&tally));
+        let shared = Rc::new(Shared { way, status, tally, eviction, budget });
+        Ok(Self { shared, keeping: RefCell::new(None) })
     }
 
     /// Begins to open the connection, unless that has begun before. Only inside of a worker's runtime.
     pub(super) fn open(&self) {
-        if self.opening.borrow().is_none() {
+        if self.keeping.borrow().is_none() {
             self.start_opening();
         }
     }
@@ -148,11 +179,11 @@ impl Connection {
     /// A handle on the open connection.
     pub(super) async fn link(&self) -> Result<Link, StoreError> {
         self.open();
-        let mut watcher = self.status.subscribe();
+        let mut watcher = self.shared.status.subscribe();
         loop {
             match &*watcher.borrow_and_update() {
                 Status::Ready(link) => return Ok(link.clone()),
-                Status::Opening(since) if since.elapsed() <= self.budget => {}
+                Status::Opening(since) if since.elapsed() <= self.shared.budget => {}
                 Status::Opening(_) | Status::Away => return Err(StoreError::Disconnected),
             }
             watcher.changed().await.map_err(|_| StoreError::Disconnected)?;
@@ -164,7 +195,7 @@ impl Connection {
     /// One to a cluster stays in use until another is whole: most often it is one node that does not answer, and the
     /// callers of the others must not pay for it.
     pub(super) fn drop_link(&self) {
-        let is_cluster = match &*self.status.borrow() {
+        let is_cluster = match &*self.shared.status.borrow() {
             Status::Ready(link) => matches!(link, Link::Cluster(_)),
             Status::Opening(_) | Status::Away => return,
         };
@@ -176,20 +207,20 @@ impl Connection {
     }
 
     fn start_opening(&self) {
-        self.status.send_replace(Status::Opening(clock::instant()));
-        self.spawn(open_until_it_works(Rc::clone(&self.way), self.status.clone()));
+        self.shared.status.send_replace(Status::Opening(clock::instant()));
+        self.spawn(keep_open(Rc::clone(&self.shared)));
     }
 
     fn start_replacing(&self) {
-        let is_busy = self.opening.borrow().as_ref().is_some_and(|task| !task.is_finished());
+        let is_busy = self.keeping.borrow().as_ref().is_some_and(|task| !task.is_finished());
         if !is_busy {
-            self.spawn(replace_when_whole(Rc::clone(&self.way), self.status.clone()));
+            self.spawn(replace_when_whole(Rc::clone(&self.shared)));
         }
     }
 
     fn spawn(&self, work: impl Future<Output = ()> + 'static) {
         let task = tokio::task::spawn_local(work);
-        if let Some(previous) = self.opening.replace(Some(task)) {
+        if let Some(previous) = self.keeping.replace(Some(task)) {
             previous.abort();
         }
     }
@@ -197,7 +228,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        if let Some(task) = self.opening.take() {
+        if let Some(task) = self.keeping.take() {
             task.abort();
         }
     }
@@ -210,23 +241,110 @@ impl std::fmt::Debug for Connection {
     }
 }
 
-async fn open_until_it_works(way: Rc<Way>, status: watch::Sender<Status>) {
-    let mut pause = PAUSE_MIN;
+/// Opens the connection, looks after it, and opens another when it is lost.
+async fn keep_open(shared: Rc<Shared>) {
     loop {
-        let attempt = tokio::time::timeout(CONNECT_TIMEOUT * 2, way.open()).await;
-        match attempt {
+        let link = open_until_it_works(&shared).await;
+        shared.status.send_replace(Status::Ready(link.clone()));
+        shared.eviction.look_first(link.clone()).await;
+        match link {
+            Link::Standalone(link) => look_after(&shared, link).await,
+            // The library looks after its own.
+            Link::Cluster(_) => return,
+        }
+        shared.status.send_replace(Status::Opening(clock::instant()));
+    }
+}
+
+async fn open_until_it_works(shared: &Shared) -> Link {
+    let mut pause = PAUSE_MIN;
+    let mut said = None;
+    loop {
+        let attempt = tokio::time::timeout(shared.way.patience(), shared.way.open()).await;
+        let error = match attempt {
             Ok(Ok(link)) => {
                 tracing::info!("connected to Redis");
-                status.send_replace(Status::Ready(link.clone()));
-                warn_of_eviction(link).await;
-                return;
+                return link;
             }
-            Ok(Err(error)) => report(&status, error.category()),
-            Err(_) => report(&status, "no answer"),
+            Ok(Err(error)) => error,
+            Err(_) => NotOpened {
+                kind: FailureKind::Timeout,
+                server: "Redis".to_owned(),
+                reason: "no answer in time".to_owned(),
+            },
+        };
+        shared.tally.count_failure(error.kind);
+        // Once, and again when there is another reason; not at every attempt.
+        if said.as_ref() != Some(&error) {
+            let NotOpened { kind, server, reason } = &error;
+            tracing::warn!(
+                kind = kind.name(),
+                server,
+                reason,
+                "cannot connect to Redis; trying on in the background"
+            );
+            said = Some(error);
         }
-        status.send_replace(Status::Away);
+        shared.status.send_replace(Status::Away);
         tokio::time::sleep(pause).await;
         pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+/// Looks at an open connection now and then until it is lost. Nobody else would notice while there are no requests, and
+/// the first one afterwards would have to pay for it.
+async fn look_after(shared: &Shared, mut link: MultiplexedConnection) {
+    let mut may_ask_role = true;
+    let mut looks = 0;
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        let patience = LOOK_TIMEOUT.max(shared.budget);
+        match tokio::time::timeout(patience, ask_how_it_is(&mut link, &mut may_ask_role)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(reason)) => {
+                tracing::warn!(reason, "the connection to Redis is of no more use; opening another");
+                return;
+            }
+            Err(_) => {
+                let reason = "no answer in time";
+                tracing::warn!(reason, "the connection to Redis is of no more use; opening another");
+                return;
+            }
+        }
+        if let Way::Sentinel(sentinels) = &shared.way
+            && let Some(other) = sentinels.look().await
+        {
+            // What is under way on the old one may still be answered.
+            link = other;
+            looks = 0;
+            shared.status.send_replace(Status::Ready(Link::Standalone(link.clone())));
+            shared.eviction.look_first(Link::Standalone(link.clone())).await;
+        }
+        looks += 1;
+        if looks >= LOOKS_AT_EVICTION {
+            looks = 0;
+            shared.eviction.look(Link::Standalone(link.clone())).await;
+        }
+    }
+}
+
+/// Whether a server still answers and is still a primary; if not, why it is of no use.
+async fn ask_how_it_is(
+    link: &mut MultiplexedConnection,
+    may_ask_role: &mut bool,
+) -> Result<(), &'static str> {
+    let question = if *may_ask_role { "ROLE" } else { "PING" };
+    match opener::ask(link, &::redis::cmd(question)).await {
+        Ok(answer) if opener::says_replica(&answer) => Err("it has become a replica"),
+        Ok(_) => Ok(()),
+        Err(error) if errors::is_beyond_repair(&error) => Err("it is closed"),
+        // An ACL may leave the command out, and every vain question is a line in its log.
+        Err(error) if errors::code(&error) == Some("NOPERM") => {
+            *may_ask_role = false;
+            Ok(())
+        }
+        // It answers. What is wrong with it, the requests will hear.
+        Err(_) => Ok(()),
     }
 }
 
@@ -234,13 +352,13 @@ async fn open_until_it_works(way: Rc<Way>, status: watch::Sender<Status>) {
 ///
 /// A new connection to a cluster that has lost a node, and has not replaced it yet, would be worse than the old one: the
 /// library tries to reach that node over and over, and lets everybody wait meanwhile.
-async fn replace_when_whole(way: Rc<Way>, status: watch::Sender<Status>) {
+async fn replace_when_whole(shared: Rc<Shared>) {
     let mut pause = PAUSE_MIN;
     loop {
-        let attempt = tokio::time::timeout(CONNECT_TIMEOUT * 2, way.open_whole()).await;
+        let attempt = tokio::time::timeout(CONNECT_TIMEOUT * 2, shared.way.open_whole()).await;
         if let Ok(Some(link)) = attempt {
             tracing::info!("connected to every primary of the cluster");
-            status.send_replace(Status::Ready(link));
+            shared.status.send_replace(Status::Ready(link));
             return;
         }
         tokio::time::sleep(pause).await;
@@ -268,45 +386,4 @@ async fn reaches_every_primary(cluster: &mut ClusterConnection) -> bool {
         }
     }
     answered == primaries.len()
-}
-
-/// Says that Redis is away once, not at every attempt.
-fn report(status: &watch::Sender<Status>, reason: &str) {
-    if matches!(&*status.borrow(), Status::Opening(_)) {
-        tracing::warn!(reason, "cannot connect to Redis; trying on in the background");
-    }
-}
-
-/// Says once, however many connections there are, that this Redis may throw counters away. Silent when it must not be
-/// asked, since an ACL may leave the command out.
-async fn warn_of_eviction(mut link: Link) {
-    static WARNED: AtomicBool = AtomicBool::new(false);
-    let mut about_memory = ::redis::cmd("INFO");
-    about_memory.arg("memory");
-    let Ok(Ok(answer)) = tokio::time::timeout(CONNECT_TIMEOUT, link.ask(&about_memory)).await else { return };
-    let Some(policy) = texts(&answer).find_map(evicting_policy) else { return };
-    if !WARNED.swap(true, Ordering::Relaxed) {
-        tracing::warn!(
-            policy,
-            "Redis may evict counters, and each is a limit that starts afresh; set maxmemory-policy to noeviction"
-        );
-    }
-}
-
-/// The texts of an answer: one, or with a cluster one of each node.
-fn texts(answer: &Value) -> Box<dyn Iterator<Item = &str> + '_> {
-    match answer {
-        Value::BulkString(bytes) => Box::new(std::str::from_utf8(bytes).into_iter()),
-        Value::VerbatimString { text, .. } => Box::new(std::iter::once(text.as_str())),
-        Value::Map(nodes) => Box::new(nodes.iter().flat_map(|(_, answer)| texts(answer))),
-        _ => Box::new(std::iter::empty()),
-    }
-}
-
-/// The policy by which a Redis evicts keys when it is full, if it does either. Every policy but `noeviction` reaches the
-/// counters: all of them have an expiry, so they are what the `volatile` ones choose from.
-fn evicting_policy(memory: &str) -> Option<&str> {
-    let field = |name: &str| memory.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-    let is_bounded = field("maxmemory")? != "0";
-    field("maxmemory_policy").filter(|&policy| is_bounded && policy != "noeviction")
 }

@@ -5,10 +5,13 @@
 
 mod calls;
 mod connection;
+mod errors;
+mod eviction;
 mod leases;
 mod messages;
 mod opener;
 mod script;
+mod sentinel;
 mod server_clock;
 mod topology;
 
@@ -17,7 +20,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::redis::{Cmd, RedisError, Value};
+use ::redis::{Cmd, ErrorKind, RedisError, Value};
 use calls::{Calls, Reply, reply};
 use connection::{Connection, Link};
 pub use leases::RedisSlot;
@@ -27,7 +30,7 @@ pub use opener::OpenError;
 use script::{Script, Scripts};
 use server_clock::ServerClock;
 use tokio::task::JoinHandle;
-pub use topology::{Server, Topology};
+pub use topology::{Identity, Login, Password, SentinelSettings, Server, Tls, Topology};
 
 use super::{Charge, Decision, Settlement, Store, StoreError};
 use crate::clock;
@@ -65,7 +68,7 @@ impl RedisStore {
     /// # Errors
     /// When an address cannot be understood.
     pub fn new(settings: &RedisSettings, tally: Arc<Tally>) -> Result<Self, OpenError> {
-        let connection = Rc::new(Connection::new(&settings.topology, settings.budget)?);
+        let connection = Rc::new(Connection::new(&settings.topology, settings.budget, Arc::clone(&tally))?);
         let messages = Rc::new(Messages::new(Rc::clone(&connection), tally));
         Ok(Self {
             leases: Leases::new(Rc::clone(&messages)),
@@ -149,7 +152,7 @@ impl RedisStore {
 
     /// What an error means; a connection that is of no further use is let go of.
     fn failed(&self, error: &RedisError) -> StoreError {
-        if connection::is_beyond_repair(error) {
+        if errors::is_beyond_repair(error) {
             self.connection.drop_link();
         }
         store_error(error)
@@ -220,15 +223,16 @@ async fn keep_house(messages: Rc<Messages>, leases: Rc<Leases>, scripts: Rc<Scri
 
 /// The error without the server's words behind the code: they may hold a key, and so a caller.
 fn store_error(error: &RedisError) -> StoreError {
-    let code = || error.code().unwrap_or("no code").to_owned();
+    let code = || errors::code(error).unwrap_or("no code").to_owned();
     // A script of ours says so, or a value of another type says it for itself.
     let contains = |words| error.detail().is_some_and(|detail| detail.contains(words));
     let says = |words| contains("TOLLGATE") && contains(words);
-    // Redis 6.2 has no code for an error inside of a script.
-    if says("state") || error.code() == Some("WRONGTYPE") || contains("WRONGTYPE") {
+    if says("state") || errors::code(error) == Some("WRONGTYPE") {
         StoreError::Unreadable(code())
     } else if says("clocks") {
         StoreError::Refused("its clock and the gateway's are more than a period of a quota apart".to_owned())
+    } else if error.kind() == ErrorKind::Parse {
+        StoreError::Nonsense("not the protocol of Redis")
     } else if error.is_timeout() {
         StoreError::Timeout
     } else if error.is_io_error() || error.is_connection_dropped() {
