@@ -24,7 +24,7 @@ use crate::inbound::path::check_query;
 use crate::inbound::{CanonicalPath, Inbound, METHODS};
 use crate::limit::headers::Style;
 use crate::limit::store::{Charge, MemoryStore, OpenError, StoreKind};
-use crate::limit::{Anchor, Limiter, Pass, Tally};
+use crate::limit::{Anchor, Common, Limiter, Pass};
 use crate::listen::check;
 use crate::listen::reply::{Rejection, limit_fields};
 use crate::listen::request_id::{self, RequestIds};
@@ -32,11 +32,17 @@ use crate::listen::turns::TurnOf;
 use crate::observe::{AccessLogWriter, Metrics, Observer};
 use crate::plan::{Offer, Policy, Settled};
 use crate::record::{Record, Recorded};
+use crate::snapshot::{InForce, Snapshot, View};
 
 impl Worker {
     /// Decides one request: who calls, on which plan, and whether it may pass.
-    async fn admit(&self, request: &ServiceRequest, record: &mut Record) -> Result<Admitted, Rejection> {
-        let policy = &self.shared.policy;
+    async fn admit(
+        &self,
+        request: &ServiceRequest,
+        snapshot: &Arc<Snapshot>,
+        record: &mut Record,
+    ) -> Result<Admitted, Rejection> {
+        let policy = &*snapshot.policy;
         let inbound = inbound(request, policy)?;
         record.accepted(&inbound.path);
         let (position, route) = policy.route(&inbound)?;
@@ -58,6 +64,7 @@ impl Worker {
             peer: inbound.peer,
             peer_is_trusted,
             request_id: record.request_id().clone(),
+            snapshot: Arc::clone(snapshot),
             caller,
         })
     }
@@ -82,6 +89,8 @@ pub struct Admitted {
     pub peer_is_trusted: bool,
     /// The id that the client is told.
     pub request_id: HeaderValue,
+    /// What was in force when the request began; it is handled by this to its end.
+    pub snapshot: Arc<Snapshot>,
 }
 
 impl FromRequest for Admitted {
@@ -106,59 +115,63 @@ pub struct UpstreamTime(pub Duration);
 /// The actix middleware that lets a request pass, or answers it.
 ///
 /// Cheap to clone; all clones share the policy, the counters and the metrics. Make it once, outside of the closure that
-/// makes the application for every worker.
+/// makes the application for every worker. Keep a clone to [put another policy in force](Self::put_in_force).
 #[derive(Debug, Clone)]
 pub struct Gate(Arc<Shared>);
 
 /// What all workers share.
 #[derive(Debug)]
 struct Shared {
-    policy: Policy,
+    in_force: InForce,
     store: StoreKind,
     memory: Arc<MemoryStore>,
-    tally: Arc<Tally>,
+    common: Arc<Common>,
     metrics: Arc<Metrics>,
-    style: Style,
     access_log: Option<AccessLogWriter>,
 }
 
 impl Gate {
-    /// A gate that enforces `policy` and counts in `store`. `memory` is that store, or stands in while Redis cannot count.
+    /// A gate that enforces a [`Policy`], or a whole [`Snapshot`], and counts in `store`. `memory` is that store, or stands in
+    /// while Redis cannot count.
     ///
     /// Call [`MemoryStore::sweep`] about once a second, as the gateway does: else the memory forgets only when it is full.
     #[must_use]
-    pub fn new(policy: Policy, store: StoreKind, memory: Arc<MemoryStore>, metrics: Arc<Metrics>) -> Self {
-        let (tally, style) = (Arc::default(), Style::Draft11);
-        Self(Arc::new(Shared { policy, store, memory, tally, metrics, style, access_log: None }))
+    pub fn new(
+        snapshot: impl Into<Snapshot>,
+        store: StoreKind,
+        memory: Arc<MemoryStore>,
+        metrics: Arc<Metrics>,
+    ) -> Self {
+        let in_force = InForce::new(snapshot.into());
+        Self(Arc::new(Shared { in_force, store, memory, common: Arc::default(), metrics, access_log: None }))
+    }
+
+    /// From now on enforces another [`Policy`] or [`Snapshot`], in all clones. Requests in flight end by the one they began
+    /// with. Counters stay as they are: what was used is used.
+    pub fn put_in_force(&self, snapshot: impl Into<Snapshot>) {
+        drop(self.0.in_force.replace(snapshot.into()));
+    }
+
+    /// The place of what is in force.
+    #[must_use]
+    pub fn in_force(&self) -> InForce {
+        self.0.in_force.clone()
     }
 
     /// What happens to counters behind the requests' backs.
     #[must_use]
-    pub fn tally(&self) -> Arc<Tally> {
-        Arc::clone(&self.0.tally)
+    pub fn common(&self) -> Arc<Common> {
+        Arc::clone(&self.0.common)
     }
 
-    /// With these rate-limit header fields instead of those of draft 11.
+    /// With a line for every request, as long as [`Snapshot::access_log`] says so.
     ///
     /// # Panics
     /// When the gate has been cloned already.
     #[must_use]
-    pub fn style(self, style: Style) -> Self {
-        self.with(|shared| shared.style = style)
-    }
-
-    /// With a line for every request.
-    ///
-    /// # Panics
-    /// When the gate has been cloned already.
-    #[must_use]
-    pub fn access_log(self, access_log: Option<AccessLogWriter>) -> Self {
-        self.with(|shared| shared.access_log = access_log)
-    }
-
-    fn with(mut self, change: impl FnOnce(&mut Shared)) -> Self {
+    pub fn access_log(mut self, access_log: AccessLogWriter) -> Self {
         let shared = Arc::get_mut(&mut self.0).expect("a gate is configured before it is cloned");
-        change(shared);
+        shared.access_log = Some(access_log);
         self
     }
 }
@@ -166,19 +179,19 @@ impl Gate {
 /// What one worker has for itself.
 #[derive(Debug)]
 struct Worker {
-    shared: Arc<Shared>,
+    in_force: View,
     limiter: Limiter,
     observer: Observer,
     ids: RequestIds,
 }
 
 impl Worker {
-    fn new(shared: Arc<Shared>) -> Result<Self, OpenError> {
-        let limiter = Limiter::new(&shared.store, Arc::clone(&shared.memory), Arc::clone(&shared.tally))?;
+    fn new(shared: &Shared) -> Result<Self, OpenError> {
+        let limiter = Limiter::new(&shared.store, Arc::clone(&shared.memory), Arc::clone(&shared.common))?;
         limiter.connect();
         let access_log = shared.access_log.as_ref().map(AccessLogWriter::handle);
         let observer = Observer::new(Arc::clone(&shared.metrics), access_log);
-        Ok(Self { shared, limiter, observer, ids: RequestIds::new() })
+        Ok(Self { in_force: shared.in_force.view(), limiter, observer, ids: RequestIds::new() })
     }
 
     /// The whole of one request: decide, hand on or refuse, and see to it that the answer tells what was decided.
@@ -187,11 +200,13 @@ impl Worker {
         S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error>,
         B: MessageBody + 'static,
     {
+        let snapshot = self.in_force.latest();
         let request_id = self.ids.of(request.headers());
         let turn = request.conn_data::<TurnOf>().map(TurnOf::current);
         let method = method_label(request.method());
-        let mut record = Record::begin(self.observer.clone(), method, request_id, turn);
-        let mut answer = match self.admit(&request, &mut record).await {
+        let observer = self.observer.writing(snapshot.access_log);
+        let mut record = Record::begin(observer, method, request_id, turn);
+        let mut answer = match self.admit(&request, &snapshot, &mut record).await {
             Ok(admitted) => {
                 request.extensions_mut().insert(admitted);
                 self.hand_on(&*service, request, &mut record).await?.map_into_left_body()
@@ -201,7 +216,7 @@ impl Worker {
                 request.into_response(reply).map_into_right_body()
             }
         };
-        self.tell(answer.headers_mut(), &record);
+        tell(answer.headers_mut(), snapshot.style, &record);
         record.answered(answer.status().as_u16());
         Ok(answer.map_body(|_, body| Recorded::new(body, record)))
     }
@@ -235,15 +250,6 @@ impl Worker {
         }
     }
 
-    /// Writes what the gate has to say into an answer: the request's id, and how the caller stands with its limits.
-    fn tell(&self, fields: &mut HeaderMap, record: &Record) {
-        fields.insert(request_id::FIELD, record.request_id().clone());
-        if let Some((caller, offer, decision)) = record.decided() {
-            let policy_field = || offer.policy_field(&caller.id);
-            limit_fields(fields, self.shared.style, policy_field, &offer.rules, decision);
-        }
-    }
-
     /// Puts the charge right, now that the answer tells what the request did cost.
     fn settle(&self, record: &mut Record, status: StatusCode, fields: &mut HeaderMap) {
         let Some((caller, offer, receipts, cost)) = record.to_settle() else { return };
@@ -252,6 +258,15 @@ impl Worker {
             self.limiter.settle(charge(caller, offer, cost), receipts, spent);
         }
         record.settled(settled);
+    }
+}
+
+/// Writes what the gate has to say into an answer: the request's id, and how the caller stands with its limits.
+fn tell(fields: &mut HeaderMap, style: Style, record: &Record) {
+    fields.insert(request_id::FIELD, record.request_id().clone());
+    if let Some((caller, offer, decision)) = record.decided() {
+        let policy_field = || offer.policy_field(&caller.id);
+        limit_fields(fields, style, policy_field, &offer.rules, decision);
     }
 }
 
@@ -280,8 +295,7 @@ where
     type Future = Ready<Result<Self::Transform, Self::InitError>>;
 
     fn new_transform(&self, service: S) -> Self::Future {
-        let worker = Worker::new(Arc::clone(&self.0))
-            .map_err(|error| tracing::error!(%error, "cannot start a worker"));
+        let worker = Worker::new(&self.0).map_err(|error| tracing::error!(%error, "cannot start a worker"));
         ready(worker.map(|worker| GateService { service: Rc::new(service), worker: Rc::new(worker) }))
     }
 }

@@ -17,6 +17,7 @@ use actix_web::dev::{AppConfig, Server};
 use actix_web::http::{ConnectionType, Version, header};
 use actix_web::web::{self, Data, Payload};
 use actix_web::{App, HttpRequest, HttpResponse};
+use parking_lot::Mutex;
 
 use crate::admin::{self, Admin};
 use crate::clock::{self, SystemClock};
@@ -29,7 +30,8 @@ use crate::listen::socket;
 use crate::listen::turns::Turns;
 use crate::observe::{AccessLogWriter, Metrics};
 use crate::plan::{Policy, Unbuildable};
-use crate::proxy::{self, Answer, Failure, Outgoing, UpstreamSettings, Upstreams};
+use crate::proxy::{self, Answer, Backends, Failure, Outgoing};
+use crate::snapshot::Snapshot;
 
 /// How long a client may take for the head of a request, from its first byte (of the first one: from connecting).
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
@@ -90,20 +92,23 @@ impl Gateway {
     pub fn bind(loaded: Loaded) -> Result<Self, StartError> {
         let Loaded { settings, policy, .. } = loaded;
         let on_failure = policy.on_failure;
-        let policy = Policy::new(policy)?;
+        let snapshot = Snapshot {
+            policy: Arc::new(Policy::new(policy)?),
+            style: settings.headers,
+            access_log: settings.log.access,
+            backends: Arc::new(Backends::new(&settings.upstreams, settings.server.workers)?),
+            max_body: settings.server.max_body,
+        };
         let memory = Arc::new(MemoryStore::new(settings.store.max_callers, Arc::new(SystemClock::new())));
-        // The workers build their own; these only prove that they will be able to.
-        drop(Upstreams::new(&settings.upstreams)?);
+        // The workers build their own; this only proves that they will be able to.
         drop(Limiter::new(&settings.store.kind, Arc::clone(&memory), Arc::default())?);
         let public = bind(settings.server.listen)?;
         let private = bind(settings.admin.listen)?;
         let metrics = Arc::new(Metrics::new()?);
-        let access_log = settings.log.access.then(|| AccessLogWriter::new(io::stdout()));
         let kind = settings.store.kind.clone();
-        let gate = Gate::new(policy, kind, Arc::clone(&memory), Arc::clone(&metrics))
-            .style(settings.headers)
-            .access_log(access_log);
-        let admin = Admin::new(&settings, on_failure, metrics, Arc::clone(&memory), gate.tally());
+        let gate = Gate::new(snapshot, kind, Arc::clone(&memory), Arc::clone(&metrics))
+            .access_log(AccessLogWriter::new(io::stdout()));
+        let admin = Admin::new(&settings, on_failure, metrics, Arc::clone(&memory), gate.common());
         Ok(Self { settings, gate, memory, admin, public, private })
     }
 
@@ -153,14 +158,16 @@ impl Gateway {
 }
 
 fn public_server(listener: TcpListener, gate: Gate, settings: &Settings) -> io::Result<Server> {
-    let ServerSettings { workers, drain, max_body, max_connections, .. } = settings.server;
-    let upstreams = settings.upstreams.clone();
+    let ServerSettings { workers, drain, max_connections, .. } = settings.server;
+    let seats = Arc::new(Seats::new(workers));
     let server = Server::build();
     let stopping = server.graceful_shutdown_signal();
     // What `HttpServer` would do, with `Turns` between the socket and the library.
     let service = move || {
-        let proxy = Proxy::new(&upstreams, max_body);
-        let app = App::new().wrap(gate.clone()).app_data(Data::new(proxy)).default_service(web::to(forward));
+        let app = App::new()
+            .wrap(gate.clone())
+            .app_data(Data::new(Seats::take(&seats)))
+            .default_service(web::to(forward));
         let app = app.into_factory().map_err(|error: actix_web::Error| error.error_response());
         let stopping = stopping.clone();
         let http = HttpService::build()
@@ -200,29 +207,45 @@ fn whole_seconds(span: Duration) -> u64 {
     (span.as_secs() + u64::from(span.subsec_nanos() > 0)).max(1)
 }
 
-/// What one worker needs to forward.
-struct Proxy {
-    upstreams: Upstreams,
-    max_body: u64,
+/// Which workers' backends are taken.
+#[derive(Debug)]
+struct Seats(Mutex<Vec<usize>>);
+
+impl Seats {
+    fn new(workers: usize) -> Self {
+        Self(Mutex::new((0..workers).rev().collect()))
+    }
+
+    /// A seat for a worker. There are as many as workers; should one more come while another is still ending, it shares.
+    fn take(seats: &Arc<Self>) -> Seat {
+        let free = seats.0.lock().pop();
+        Seat { worker: free.unwrap_or(0), free, seats: Arc::clone(seats) }
+    }
 }
 
-impl Proxy {
-    fn new(upstreams: &[UpstreamSettings], max_body: u64) -> Self {
-        let upstreams =
-            Upstreams::new(upstreams).expect("the same settings were tried before the workers started");
-        Self { upstreams, max_body }
+/// Which of all backends are a worker's own.
+#[derive(Debug)]
+struct Seat {
+    worker: usize,
+    free: Option<usize>,
+    seats: Arc<Seats>,
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.seats.0.lock().extend(self.free);
     }
 }
 
 /// The handler behind the gate: on to the backend with what was admitted, and with nothing else.
 async fn forward(
     admitted: Admitted,
-    proxy: Data<Proxy>,
+    seat: Data<Seat>,
     request: HttpRequest,
     payload: Payload,
 ) -> HttpResponse {
     let begun = clock::instant();
-    let (mut response, time) = match send(&proxy, &request, &admitted, payload).await {
+    let (mut response, time) = match send(&seat, &request, &admitted, payload).await {
         Ok(answer) => (answer.response, answer.upstream_time),
         Err(failure) => {
             if !failure.is_the_clients() {
@@ -242,13 +265,15 @@ async fn forward(
 }
 
 async fn send(
-    proxy: &Proxy,
+    seat: &Seat,
     request: &HttpRequest,
     admitted: &Admitted,
     payload: Payload,
 ) -> Result<Answer, Failure> {
     let route = &admitted.offer.route;
     let upstream = route.upstream.as_deref().ok_or(Failure::Internal("the route has no upstream"))?;
+    let upstreams = admitted.snapshot.backends.of_worker(seat.worker);
+    let upstreams = upstreams.ok_or(Failure::Internal("the worker has no backends"))?;
     let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
     let outgoing = Outgoing {
         method: request.method(),
@@ -263,9 +288,9 @@ async fn send(
         credentials: &admitted.credentials,
         account: admitted.caller.account.as_deref(),
         plan: &admitted.caller.plan,
-        max_body: proxy.max_body,
+        max_body: admitted.snapshot.max_body,
     };
-    proxy.upstreams.forward(upstream, outgoing, payload, &admitted.pass).await
+    upstreams.forward(upstream, outgoing, payload, &admitted.pass).await
 }
 
 /// The operator learns what the client is not told: which backend, and what the network says. What clients do wrong is in

@@ -13,7 +13,7 @@
 //!
 //! [`gate`] is the front page: one request from caller to [`Pass`](limit::Pass) in about twenty lines.
 //! [`gateway`] assembles the rooms into a running server. [`config`] and [`admin`] are side rooms.
-//! [`inbound`], [`record`] and [`clock`] are what the rooms hand to each other.
+//! [`inbound`], [`record`], [`snapshot`] and [`clock`] are what the rooms hand to each other.
 
 pub mod admin;
 pub mod clock;
@@ -28,3 +28,4 @@ pub mod observe;
 pub mod plan;
 pub mod proxy;
 pub mod record;
+pub mod snapshot;

@@ -8,7 +8,6 @@ use std::net::TcpListener;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use actix_web::dev::Server;
 use actix_web::http::header;
@@ -19,16 +18,16 @@ use subtle::ConstantTimeEq;
 
 use crate::clock;
 use crate::config::Settings;
-use crate::limit::store::{MemoryStore, RedisStore, StoreKind};
-use crate::limit::{OnFailure, Tally};
-use crate::observe::Metrics;
+use crate::limit::store::{MemoryStore, Phase, RedisStore, StoreKind};
+use crate::limit::{Common, OnFailure};
+use crate::observe::{Metrics, Totals};
 
 /// What the operator can see.
 #[derive(Debug, Clone)]
 pub struct Admin {
     metrics: Arc<Metrics>,
     memory: Arc<MemoryStore>,
-    tally: Arc<Tally>,
+    common: Arc<Common>,
     store: StoreKind,
     token: Option<SecretString>,
     draining: Draining,
@@ -59,7 +58,7 @@ impl Admin {
         on_failure: OnFailure,
         metrics: Arc<Metrics>,
         memory: Arc<MemoryStore>,
-        tally: Arc<Tally>,
+        common: Arc<Common>,
     ) -> Self {
         metrics.build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         let now = clock::wall().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -67,7 +66,7 @@ impl Admin {
         Self {
             metrics,
             memory,
-            tally,
+            common,
             store: settings.store.kind.clone(),
             token: settings.admin.token.clone(),
             draining: Draining::default(),
@@ -136,8 +135,17 @@ async fn metrics(admin: web::Data<Admin>, request: HttpRequest) -> HttpResponse 
         return HttpResponse::Unauthorized().insert_header((header::WWW_AUTHENTICATE, "Bearer")).finish();
     }
     admin.metrics.memory_callers.set(saturating(admin.memory.callers() as u64));
-    admin.metrics.catch_up(admin.memory.overflowed(), admin.tally.lost());
-    admin.metrics.catch_up_with_store(admin.tally.failures(), admin.tally.may_evict());
+    admin.metrics.store_breaker.set(match admin.common.phase() {
+        Phase::Healthy => 0,
+        Phase::Probing => 1,
+        Phase::Tripped => 2,
+    });
+    admin.metrics.catch_up(Totals {
+        memory_overflowed: admin.memory.overflowed(),
+        messages_lost: admin.common.lost(),
+        breaker_trips: admin.common.trips(),
+    });
+    admin.metrics.catch_up_with_store(admin.common.failures(), admin.common.may_evict());
     match admin.metrics.render() {
         Ok(text) => HttpResponse::Ok().content_type(prometheus::TEXT_FORMAT).body(text),
         Err(error) => {
@@ -153,7 +161,7 @@ fn saturating(count: u64) -> i64 {
 
 /// A connection of the admin side's own, to see whether the store answers.
 struct StoreProbe {
-    redis: Option<(RedisStore, Duration)>,
+    redis: Option<RedisStore>,
 }
 
 impl StoreProbe {
@@ -163,23 +171,17 @@ impl StoreProbe {
             StoreKind::Redis(settings) => {
                 let redis = RedisStore::new(settings, Arc::default())
                     .expect("the gateway has tried the address when it bound");
-                Some((redis, settings.budget))
+                Some(redis)
             }
         };
         Self { redis }
     }
 
     async fn state(&self) -> &'static str {
-        let Some((redis, budget)) = &self.redis else {
-            return "memory";
-        };
-        match tokio::time::timeout(*budget, redis.ping()).await {
-            Ok(Ok(())) => "ok",
-            Ok(Err(_)) => "away",
-            Err(_) => {
-                redis.disconnect();
-                "away"
-            }
+        match &self.redis {
+            None => "memory",
+            Some(redis) if redis.ping().await.is_ok() => "ok",
+            Some(_) => "away",
         }
     }
 }

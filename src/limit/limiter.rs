@@ -8,13 +8,13 @@ use std::time::Duration;
 use smallvec::SmallVec;
 
 use super::calendar::Anchor;
+use super::common::Common;
 use super::decision::{Decision, Source};
 use super::rule::{OnFailure, Rule, Scope};
 use super::store::{
-    Charge, Guarded, MemorySlots, MemoryStore, OpenError, Place, RedisSlot, Settlement, Store, StoreError,
+    Charge, MemorySlots, MemoryStore, OpenError, Place, RedisSlot, RedisStore, Settlement, Store, StoreError,
     StoreKind,
 };
-use super::tally::Tally;
 use crate::clock::{self, Micros};
 
 /// Decides whether requests may pass. One for each worker thread; the memory behind all of them is shared.
@@ -22,7 +22,7 @@ use crate::clock::{self, Micros};
 pub struct Limiter {
     /// The store, when it is the memory; else what counts while Redis cannot.
     memory: Arc<MemoryStore>,
-    redis: Option<Guarded>,
+    redis: Option<RedisStore>,
     leases: LeaseIds,
 }
 
@@ -126,10 +126,10 @@ impl Limiter {
     ///
     /// # Errors
     /// When the address of Redis cannot be understood. A Redis that is away is no error.
-    pub fn new(kind: &StoreKind, memory: Arc<MemoryStore>, tally: Arc<Tally>) -> Result<Self, OpenError> {
+    pub fn new(kind: &StoreKind, memory: Arc<MemoryStore>, common: Arc<Common>) -> Result<Self, OpenError> {
         let redis = match kind {
             StoreKind::Memory => None,
-            StoreKind::Redis(settings) => Some(Guarded::new(settings, tally)?),
+            StoreKind::Redis(settings) => Some(RedisStore::new(settings, common)?),
         };
         Ok(Self { memory, redis, leases: LeaseIds::new() })
     }
@@ -149,7 +149,7 @@ impl Limiter {
     pub async fn admit(&self, charge: Charge<'_>, on_failure: OnFailure) -> (Ruling, Option<Pass>) {
         // Only Redis wants to know who holds a slot, and until when an answer is of use. One deadline for both steps: a request
         // spends its budget once.
-        let deadline = self.redis.as_ref().map(Guarded::deadline);
+        let deadline = self.redis.as_ref().map(RedisStore::deadline);
         let lease = deadline.map_or_else(String::new, |_| self.lease_for(charge));
         let charge = Charge { lease: &lease, deadline, ..charge };
         let (own, pool) = parts(charge);
@@ -190,7 +190,13 @@ impl Limiter {
         let Some(redis) = &self.redis else {
             let (decision, place, slots) = self.memory.admit(charge);
             let asked = Asked { store: "memory", took: started.elapsed(), error: None };
-            return counted(decision, Kept::Memory(place), slots.map(Slots::Memory), Source::Store, asked);
+            return counted(
+                decision,
+                Kept::Memory(place),
+                slots.map(Slots::Memory),
+                Source::Store,
+                Some(asked),
+            );
         };
         let answer = redis.decide(charge).await;
         let took = started.elapsed();
@@ -198,10 +204,13 @@ impl Limiter {
             Ok(decision) => {
                 let slots = redis.slots(charge, &decision).map(Slots::Redis);
                 let asked = Asked { store: "redis", took, error: None };
-                counted(decision, Kept::Redis, slots, Source::Store, asked)
+                counted(decision, Kept::Redis, slots, Source::Store, Some(asked))
             }
+            // Nobody was asked.
+            Err(StoreError::Tripped) => self.without_store(charge, on_failure, None),
             Err(error) => {
-                self.without_store(charge, on_failure, Asked { store: "redis", took, error: Some(error) })
+                let asked = Asked { store: "redis", took, error: Some(error) };
+                self.without_store(charge, on_failure, Some(asked))
             }
         }
     }
@@ -210,15 +219,15 @@ impl Limiter {
         &self,
         charge: Charge<'_>,
         on_failure: OnFailure,
-        asked: Asked,
+        asked: Option<Asked>,
     ) -> (Ruling, Option<Pass>) {
         match on_failure {
             OnFailure::Local => {
                 let (decision, place, slots) = self.memory.admit(charge);
                 counted(decision, Kept::Memory(place), slots.map(Slots::Memory), Source::Local, asked)
             }
-            OnFailure::Allow => (uncounted(Some(asked)), Some(Pass::granted())),
-            OnFailure::Deny => (uncounted(Some(asked)), None),
+            OnFailure::Allow => (uncounted(asked), Some(Pass::granted())),
+            OnFailure::Deny => (uncounted(asked), None),
         }
     }
 
@@ -303,13 +312,13 @@ fn counted(
     kept: Kept,
     slots: Option<Slots>,
     source: Source,
-    asked: Asked,
+    asked: Option<Asked>,
 ) -> (Ruling, Option<Pass>) {
     let pass = decision.allowed.then(Pass::granted);
     let receipt = || Receipt { at: decision.at, charged: decision.charged().collect(), kept };
     let receipts = Receipts { own: pass.is_some().then(receipt), pool: None };
     let slots = slots.into_iter().collect();
-    (Ruling { decision: Some(decision), source, asked: Some(asked), slots, receipts }, pass)
+    (Ruling { decision: Some(decision), source, asked, slots, receipts }, pass)
 }
 
 fn uncounted(asked: Option<Asked>) -> Ruling {

@@ -5,6 +5,7 @@
 
 pub mod algorithm;
 mod calendar;
+mod common;
 mod decision;
 pub mod headers;
 mod limiter;
@@ -12,10 +13,9 @@ mod limiter;
 pub(crate) mod oracle;
 mod rule;
 pub mod store;
-mod tally;
 
 pub use calendar::{Anchor, Boundaries, Calendar, Unit, UnknownZone};
+pub use common::Common;
 pub use decision::{Decision, Source, States};
 pub use limiter::{Asked, Limiter, Pass, Receipts, Ruling, Slots};
 pub use rule::{Enforcement, OnFailure, Rule, Scope, draw};
-pub use tally::Tally;

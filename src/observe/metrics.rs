@@ -92,6 +92,10 @@ metrics! {
     settlements: IntCounterVec "tollgate_settlements_total" ["plan", "route", "kind"];
     /// Messages to Redis that were lost, since the start: charges not settled, slots that wait for their lease to end.
     messages_lost: IntCounter "tollgate_store_messages_lost_total" [];
+    /// Whether Redis is asked, of several shards the worst: 0 healthy, 1 probing (callers return), 2 tripped (nobody asks).
+    store_breaker: IntGauge "tollgate_store_breaker" [];
+    /// How often Redis, or a shard of it, has failed so often that nobody asks it for a while, since the start.
+    store_breaker_trips: IntCounter "tollgate_store_breaker_trips_total" [];
     /// Failures of the store since the start, by kind: of questions to it, and of attempts to connect.
     store_errors: IntCounterVec "tollgate_store_errors_total" ["kind"];
     /// 1 if Redis may evict counters when its memory is full, as far as the gateway may ask.
@@ -109,10 +113,14 @@ metrics! {
 }
 
 impl Metrics {
-    /// Brings what others count on their own up to date: decisions on the shared entry of the memory store, and lost messages
-    /// to Redis, since the start.
-    pub fn catch_up(&self, memory_overflowed: u64, messages_lost: u64) {
-        let counters = [(&self.memory_overflowed, memory_overflowed), (&self.messages_lost, messages_lost)];
+    /// Brings what others count on their own, since the start, up to date.
+    pub fn catch_up(&self, totals: Totals) {
+        let Totals { memory_overflowed, messages_lost, breaker_trips } = totals;
+        let counters = [
+            (&self.memory_overflowed, memory_overflowed),
+            (&self.messages_lost, messages_lost),
+            (&self.store_breaker_trips, breaker_trips),
+        ];
         for (counter, total) in counters {
             counter.inc_by(total.saturating_sub(counter.get()));
         }
@@ -134,6 +142,17 @@ impl Metrics {
     pub fn render(&self) -> Result<String, prometheus::Error> {
         TextEncoder::new().encode_to_string(&self.registry.gather())
     }
+}
+
+/// What others count on their own, since the start.
+#[derive(Debug, Clone, Copy)]
+pub struct Totals {
+    /// Decisions on the shared entry of the memory store.
+    pub memory_overflowed: u64,
+    /// Messages to Redis that were lost.
+    pub messages_lost: u64,
+    /// How often breakers have tripped.
+    pub breaker_trips: u64,
 }
 
 /// One worker's hold on the series it counts in.
@@ -289,7 +308,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("tollgate_requests_in_flight 1\n"), "{text}");
-        assert_eq!(Metrics::NAMES.len(), 13);
+        assert_eq!(Metrics::NAMES.len(), 17);
     }
 
     /// The names of metrics in `text`, without what a histogram adds to them.

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 
 pub use access_log::{AccessLog, AccessLogWriter};
 use metrics::Counter;
-pub use metrics::Metrics;
+pub use metrics::{Metrics, Totals};
 
 /// One request and its answer, in words that metrics and logs share.
 #[derive(Debug, Clone, Copy)]
@@ -177,6 +177,16 @@ impl Observer {
     pub fn new(metrics: Arc<Metrics>, access_log: Option<AccessLog>) -> Self {
         let counter = Rc::new(RefCell::new(Counter::new(Arc::clone(&metrics))));
         Self { metrics, counter, access_log }
+    }
+
+    /// Another hand on this notebook, for one request: with its line in the access log, or without.
+    #[must_use]
+    pub fn writing(&self, access_log: bool) -> Self {
+        Self {
+            metrics: Arc::clone(&self.metrics),
+            counter: Rc::clone(&self.counter),
+            access_log: self.access_log.as_ref().filter(|_| access_log).cloned(),
+        }
     }
 
     /// Whether a line is written for every request.

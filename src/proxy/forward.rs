@@ -157,13 +157,14 @@ impl Upstreams {
         if matches!(framing, Framing::Length(length) if length > outgoing.max_body) {
             return Err(Failure::BodyTooLarge);
         }
-        let upload =
-            framing.has_body().then(|| Upload::new(payload, outgoing.max_body, upstream.idle_timeout));
+        let upload = framing
+            .has_body()
+            .then(|| Upload::new(payload, outgoing.max_body, upstream.settings.idle_timeout));
 
         let begun = clock::instant();
         let response = send_to_a_target(upstream, &outgoing, framing, upload.as_ref()).await?;
         let upstream_time = begun.elapsed();
-        let response = answer(response, outgoing.method, upstream.idle_timeout)?;
+        let response = answer(response, outgoing.method, upstream.settings.idle_timeout)?;
         Ok(Answer { response, upstream_time })
     }
 }
@@ -200,7 +201,7 @@ fn request_to(
     let url = target.url_for(outgoing.path, outgoing.query)?;
     let mut request = reqwest::Request::new(method, url);
     *request.headers_mut() =
-        headers::to_upstream(outgoing, framing, &target.authority, upstream.preserve_host)?;
+        headers::to_upstream(outgoing, framing, &target.authority, upstream.settings.preserve_host)?;
     *request.body_mut() = upload.map(Upload::body);
     Ok(request)
 }
@@ -211,7 +212,7 @@ async fn send(
     request: reqwest::Request,
     upload: Option<&Upload>,
 ) -> Result<reqwest::Response, Failure> {
-    let limit = upstream.head_timeout;
+    let limit = upstream.settings.head_timeout;
     let mut answer = pin!(upstream.client.execute(request));
     let mut timer = pin!(sleep_until(Instant::now() + limit));
     loop {

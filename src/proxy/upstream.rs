@@ -1,8 +1,8 @@
-//! The backends of one worker: their targets, whose turn it is, and the connections to them.
+//! The backends of each worker: their targets, whose turn it is, and the connections to them.
 
-use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http::HeaderValue;
@@ -57,10 +57,41 @@ pub enum BuildError {
     },
 }
 
-/// All backends, as one worker thread sees them. Each worker builds its own, so no connection moves between threads.
-#[derive(Debug)]
+/// The backends of all workers: made in one place, before they come into force, so that no worker has to wait for it.
+#[derive(Debug, Default)]
+pub struct Backends(Box<[Upstreams]>);
+
+impl Backends {
+    /// The same backends once for each of `workers` workers.
+    ///
+    /// # Errors
+    ///
+    /// As [`Upstreams::new`].
+    pub fn new(settings: &[UpstreamSettings], workers: usize) -> Result<Self, BuildError> {
+        (0..workers).map(|_| Upstreams::new(settings)).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// As `settings` say from now on. What did not change keeps its connections.
+    ///
+    /// # Errors
+    ///
+    /// As [`Upstreams::new`].
+    pub fn renewed(&self, settings: &[UpstreamSettings]) -> Result<Self, BuildError> {
+        self.0.iter().map(|upstreams| upstreams.renewed(settings)).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Those of one worker, counted from 0.
+    #[must_use]
+    pub fn of_worker(&self, worker: usize) -> Option<&Upstreams> {
+        self.0.get(worker)
+    }
+}
+
+/// All backends, as one worker thread sees them. Each worker has its own, so no connection moves between threads.
+#[derive(Debug, Default)]
 pub struct Upstreams {
-    by_name: HashMap<Arc<str>, Upstream>,
+    by_name: HashMap<Arc<str>, Arc<Upstream>>,
+    clients: Clients,
 }
 
 impl Upstreams {
@@ -71,19 +102,32 @@ impl Upstreams {
     /// When an upstream has no target, a target is not a plain origin, or TLS cannot be set up.
     pub fn new(settings: &[UpstreamSettings]) -> Result<Self, BuildError> {
         install_crypto_provider();
+        Self::default().renewed(settings)
+    }
 
+    /// As `settings` say from now on. An upstream whose settings are the same stays what it is, with its connections; one
+    /// whose connections are treated as before keeps those. Requests in flight end on what they began with.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new`].
+    pub fn renewed(&self, settings: &[UpstreamSettings]) -> Result<Self, BuildError> {
         let mut clients = Clients::default();
         let mut by_name = HashMap::with_capacity(settings.len());
         for one in settings {
-            let client = clients.client_for(one)?;
-            by_name.insert(Arc::clone(&one.name), Upstream::new(one, client)?);
+            let client = clients.client_for(one, &self.clients)?;
+            let upstream = match self.by_name.get(&one.name) {
+                Some(same) if same.settings == *one => Arc::clone(same),
+                _ => Arc::new(Upstream::new(one, client)?),
+            };
+            by_name.insert(Arc::clone(&one.name), upstream);
         }
-        Ok(Self { by_name })
+        Ok(Self { by_name, clients })
     }
 
     /// The upstream of this name.
     pub(super) fn get(&self, name: &str) -> Option<&Upstream> {
-        self.by_name.get(name)
+        self.by_name.get(name).map(|upstream| &**upstream)
     }
 }
 
@@ -91,11 +135,9 @@ impl Upstreams {
 #[derive(Debug)]
 pub(super) struct Upstream {
     pub(super) client: Client,
-    pub(super) preserve_host: bool,
-    pub(super) head_timeout: Duration,
-    pub(super) idle_timeout: Duration,
+    pub(super) settings: UpstreamSettings,
     targets: Vec<Target>,
-    turn: Cell<usize>,
+    turn: AtomicUsize,
 }
 
 impl Upstream {
@@ -111,18 +153,15 @@ impl Upstream {
         });
         Ok(Self {
             client,
-            preserve_host: settings.preserve_host,
-            head_timeout: settings.head_timeout,
-            idle_timeout: settings.idle_timeout,
+            settings: settings.clone(),
             targets: targets.collect::<Result<_, _>>()?,
-            turn: Cell::new(0),
+            turn: AtomicUsize::new(0),
         })
     }
 
     /// Every target once, beginning with the one whose turn it is.
     pub(super) fn targets_in_turn(&self) -> impl Iterator<Item = &Target> {
-        let first = self.turn.get();
-        self.turn.set((first + 1) % self.targets.len());
+        let first = self.turn.fetch_add(1, Ordering::Relaxed) % self.targets.len();
         let (before, from_first) = self.targets.split_at(first);
         from_first.iter().chain(before)
     }
@@ -182,12 +221,12 @@ impl Target {
 }
 
 /// The HTTP clients made so far. Upstreams whose connections are treated alike share one, and so its setup.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Clients {
     made: Vec<(ClientKind, Client)>,
 }
 
-#[derive(PartialEq, Eq, Clone, Copy)]
+#[derive(Debug, PartialEq, Eq, Clone, Copy)]
 struct ClientKind {
     connect_timeout: Duration,
     pool_idle_timeout: Duration,
@@ -195,19 +234,27 @@ struct ClientKind {
 }
 
 impl Clients {
-    fn client_for(&mut self, settings: &UpstreamSettings) -> Result<Client, BuildError> {
+    /// The client of an upstream: one that is here already, else one of `before`, else a new one.
+    fn client_for(&mut self, settings: &UpstreamSettings, before: &Self) -> Result<Client, BuildError> {
         let kind = ClientKind {
             connect_timeout: settings.connect_timeout,
             pool_idle_timeout: settings.pool_idle_timeout,
             tls: settings.targets.iter().any(|target| target.scheme() == "https"),
         };
-        if let Some((_, client)) = self.made.iter().find(|(made, _)| *made == kind) {
+        if let Some(client) = self.of(kind) {
             return Ok(client.clone());
         }
-        let client = build_client(kind)
-            .map_err(|source| BuildError::Client { upstream: Arc::clone(&settings.name), source })?;
+        let client = match before.of(kind) {
+            Some(client) => client.clone(),
+            None => build_client(kind)
+                .map_err(|source| BuildError::Client { upstream: Arc::clone(&settings.name), source })?,
+        };
         self.made.push((kind, client.clone()));
         Ok(client)
+    }
+
+    fn of(&self, kind: ClientKind) -> Option<&Client> {
+        self.made.iter().find(|(made, _)| *made == kind).map(|(_, client)| client)
     }
 }
 

@@ -243,9 +243,9 @@ fn a_frozen_primary_holds_up_only_its_own_callers() {
     let of_the_third = Request::get("/x").key(&format!("k-{}", callers[2]));
     let pause = Duration::from_millis(20);
     let (samples, ()) = under_load(gateway.address(), 2, pause, &of_the_third, || {
-        eventually("every worker to be connected", BACK_WITHIN, || {
+        eventually("both workers to be connected to all primaries", BACK_WITHIN, || {
             let connected = |line: &String| line.contains("connected to Redis");
-            (gateway.log_lines().iter().filter(|&line| connected(line)).count() == 2).then_some(())
+            (gateway.log_lines().iter().filter(|&line| connected(line)).count() == 6).then_some(())
         });
         cluster.primaries()[2].stop();
         outlives_the_third_primary(&cluster, &gateway, callers);

@@ -46,6 +46,10 @@ kinds! {
     NoPrimary "no_primary",
     /// What is kept of a caller cannot be read.
     Unreadable "unreadable",
+    /// The clocks are more than a period of a quota apart.
+    ClocksApart "clocks_apart",
+    /// Nobody asked it: it had failed too often.
+    Tripped "tripped",
     /// An answer that is none.
     Nonsense "nonsense",
     /// `READONLY`: it is a replica.
@@ -114,6 +118,8 @@ impl StoreError {
             Self::Timeout => FailureKind::Timeout,
             Self::Saturated => FailureKind::Saturated,
             Self::Disconnected => FailureKind::Disconnected,
+            Self::Tripped => FailureKind::Tripped,
+            Self::ClocksApart => FailureKind::ClocksApart,
             Self::Unreadable(_) => FailureKind::Unreadable,
             Self::Nonsense(_) => FailureKind::Nonsense,
             Self::Refused(code) => FailureKind::of_code(code),

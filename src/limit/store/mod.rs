@@ -1,21 +1,25 @@
 //! Where counters live. One trait with one verb, and one contract test suite that every store passes.
 
+mod breaker;
 mod failure;
-mod guarded;
+mod guard;
 mod memory;
 mod redis;
+mod shard;
 
 use std::future::Future;
 use std::num::NonZeroU64;
 use std::time::Instant;
 
+pub use breaker::Phase;
 pub use failure::FailureKind;
-pub use guarded::Guarded;
 pub use memory::{MemorySlots, MemoryStore, Place};
+pub(super) use redis::SharedMap;
 pub use redis::{
     Identity, Login, OpenError, Password, RedisSettings, RedisSlot, RedisStore, SentinelSettings, Server,
     Tls, Topology,
 };
+pub use shard::Shard;
 
 use super::algorithm::Micros;
 use super::calendar::Anchor;
@@ -105,6 +109,12 @@ pub enum StoreError {
     /// to forget what was used.
     #[error("the store holds something that cannot be read: {0}")]
     Unreadable(String),
+    /// Nobody asks the store at the moment: it has failed too often.
+    #[error("the store fails, and is not asked")]
+    Tripped,
+    /// The store's clock says another period of a quota than this machine's.
+    #[error("its clock and the gateway's are more than a period of a quota apart")]
+    ClocksApart,
     /// The store answered with an error.
     #[error("the store refused: {0}")]
     Refused(String),

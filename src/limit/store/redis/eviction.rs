@@ -8,23 +8,23 @@ use ::redis::Value;
 
 use super::connection::Link;
 use super::errors;
-use crate::limit::Tally;
+use crate::limit::Common;
 
 /// How long the question may take.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// What one connection has seen, as it stands in the tally until the connection is gone.
+/// What one connection has seen, as it stands in what all share until the connection is gone.
 #[derive(Debug)]
 pub(super) struct Eviction {
-    tally: Arc<Tally>,
+    common: Arc<Common>,
     seen: Cell<bool>,
     /// Whether the user may ask at all: an ACL may leave the command out, and every vain question is a line in its log.
     may_ask: Cell<bool>,
 }
 
 impl Eviction {
-    pub(super) fn new(tally: Arc<Tally>) -> Self {
-        Self { tally, seen: Cell::new(false), may_ask: Cell::new(true) }
+    pub(super) fn new(common: Arc<Common>) -> Self {
+        Self { common, seen: Cell::new(false), may_ask: Cell::new(true) }
     }
 
     /// Asks over a link that is new, and notes the answer. Says it in the log when no other connection has.
@@ -43,7 +43,7 @@ impl Eviction {
         let Ok(answer) = tokio::time::timeout(PATIENCE, link.ask(&about_memory)).await else { return };
         match answer {
             Ok(answer) => {
-                let policy = texts(&answer).find_map(evicting_policy);
+                let policy = text(&answer).and_then(evicting_policy);
                 let is_news = self.note(policy.is_some());
                 if let Some(policy) = policy.filter(|_| is_news) {
                     tracing::warn!(
@@ -58,7 +58,7 @@ impl Eviction {
 
     /// Whether this is the first connection that sees it.
     fn note(&self, seen: bool) -> bool {
-        self.seen.replace(seen) != seen && self.tally.note_eviction(seen)
+        self.seen.replace(seen) != seen && self.common.note_eviction(seen)
     }
 }
 
@@ -68,13 +68,12 @@ impl Drop for Eviction {
     }
 }
 
-/// The texts of an answer: one, or with a cluster one of each node.
-fn texts(answer: &Value) -> Box<dyn Iterator<Item = &str> + '_> {
+/// The text of an answer.
+fn text(answer: &Value) -> Option<&str> {
     match answer {
-        Value::BulkString(bytes) => Box::new(std::str::from_utf8(bytes).into_iter()),
-        Value::VerbatimString { text, .. } => Box::new(std::iter::once(text.as_str())),
-        Value::Map(nodes) => Box::new(nodes.iter().flat_map(|(_, answer)| texts(answer))),
-        _ => Box::new(std::iter::empty()),
+        Value::BulkString(bytes) => std::str::from_utf8(bytes).ok(),
+        Value::VerbatimString { text, .. } => Some(text),
+        _ => None,
     }
 }
 

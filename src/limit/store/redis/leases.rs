@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use ::redis::Cmd;
 
-use super::messages::{Message, Messages};
+use super::messages::{Call, Message, Messages};
 use super::script::Scripts;
 use crate::clock;
 
@@ -34,6 +34,8 @@ pub(super) struct Leases {
 
 #[derive(Debug)]
 struct Held {
+    /// The slot of the cluster that the keys are in.
+    slot: u16,
     id: Box<str>,
     keys: Vec<String>,
     renewed: Instant,
@@ -57,6 +59,7 @@ impl Drop for RedisSlot {
 #[derive(Debug)]
 pub(super) struct Asking {
     leases: Rc<Leases>,
+    slot: u16,
     id: Box<str>,
     keys: Vec<String>,
 }
@@ -70,7 +73,7 @@ impl Asking {
 
 impl Drop for Asking {
     fn drop(&mut self) {
-        self.leases.give_back(&self.keys, &self.id);
+        self.leases.give_back(self.slot, &self.keys, &self.id);
     }
 }
 
@@ -80,26 +83,26 @@ impl Leases {
     }
 
     /// A lease that Redis is about to be asked for, in the sets under `keys`.
-    pub(super) fn ask(self: &Rc<Self>, id: &str, keys: Vec<String>) -> Asking {
-        Asking { leases: Rc::clone(self), id: id.into(), keys }
+    pub(super) fn ask(self: &Rc<Self>, slot: u16, id: &str, keys: Vec<String>) -> Asking {
+        Asking { leases: Rc::clone(self), slot, id: id.into(), keys }
     }
 
     /// A lease that Redis has just given, in the sets under `keys`.
-    pub(super) fn hold(self: &Rc<Self>, id: &str, keys: Vec<String>) -> RedisSlot {
+    pub(super) fn hold(self: &Rc<Self>, slot: u16, id: &str, keys: Vec<String>) -> RedisSlot {
         let number = self.count.get().wrapping_add(1);
         self.count.set(number);
-        self.held.borrow_mut().insert(number, Held { id: id.into(), keys, renewed: clock::instant() });
+        self.held.borrow_mut().insert(number, Held { slot, id: id.into(), keys, renewed: clock::instant() });
         RedisSlot { leases: Rc::clone(self), number }
     }
 
     fn end(&self, number: u64) {
         let Some(held) = self.held.borrow_mut().remove(&number) else { return };
-        self.give_back(&held.keys, &held.id);
+        self.give_back(held.slot, &held.keys, &held.id);
     }
 
-    fn give_back(&self, keys: &[String], id: &str) {
+    fn give_back(&self, slot: u16, keys: &[String], id: &str) {
         for key in keys {
-            self.messages.leave(Message::Plain(remove(key, id)));
+            self.messages.leave(Message { slot, call: Call::Plain(remove(key, id)) });
         }
     }
 
@@ -111,7 +114,7 @@ impl Leases {
             let old = held.values_mut().filter(|held| now.duration_since(held.renewed) >= RENEW_EVERY);
             old.map(|held| {
                 held.renewed = now;
-                renewal(scripts, &held.id, &held.keys)
+                renewal(scripts, held)
             })
             .collect()
         };
@@ -119,11 +122,12 @@ impl Leases {
     }
 }
 
-fn renewal(scripts: &Scripts, id: &str, keys: &[String]) -> Message {
+fn renewal(scripts: &Scripts, held: &Held) -> Message {
+    let Held { slot, id, keys, .. } = held;
     let script = scripts.renewing();
     let mut call = script.by_hash();
-    call.arg(keys.len()).arg(keys).arg(id).arg(clock::micros(LEASE));
-    Message::Call(Rc::clone(script), call)
+    call.arg(keys.len()).arg(keys).arg(&**id).arg(clock::micros(LEASE));
+    Message { slot: *slot, call: Call::Script(Rc::clone(script), call) }
 }
 
 fn remove(key: &str, id: &str) -> Cmd {

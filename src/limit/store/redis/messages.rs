@@ -13,9 +13,11 @@ use ::redis::Cmd;
 use futures_util::future::join_all;
 use tokio::sync::Notify;
 
-use super::connection::Connection;
-use super::script::{self, Script};
-use crate::limit::Tally;
+use super::super::{Phase, StoreError};
+use super::node::{Failure, Node};
+use super::nodes::Nodes;
+use super::script::Script;
+use crate::limit::Common;
 
 /// How long one message may take.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -26,27 +28,37 @@ const WAITING_MAX: usize = 65_536;
 /// Messages that are under way at a time.
 const BATCH: usize = 256;
 
-/// One message.
+/// A message is sent on at most so often, when it is sent elsewhere.
+const HOPS_MAX: usize = 16;
+
+/// One message, about counters of this slot.
 #[derive(Debug)]
-pub(super) enum Message {
+pub(super) struct Message {
+    pub(super) slot: u16,
+    pub(super) call: Call,
+}
+
+/// What it says.
+#[derive(Debug)]
+pub(super) enum Call {
     /// A command.
     Plain(Cmd),
     /// A call of a script, by its hash.
-    Call(Rc<Script>, Cmd),
+    Script(Rc<Script>, Cmd),
 }
 
 /// What waits to be sent by one worker.
 #[derive(Debug)]
 pub(super) struct Messages {
-    connection: Rc<Connection>,
+    nodes: Rc<Nodes>,
     waiting: RefCell<VecDeque<Message>>,
     something_waits: Notify,
-    tally: Arc<Tally>,
+    common: Arc<Common>,
 }
 
 impl Messages {
-    pub(super) fn new(connection: Rc<Connection>, tally: Arc<Tally>) -> Self {
-        Self { connection, waiting: RefCell::default(), something_waits: Notify::new(), tally }
+    pub(super) fn new(nodes: Rc<Nodes>, common: Arc<Common>) -> Self {
+        Self { nodes, waiting: RefCell::default(), something_waits: Notify::new(), common }
     }
 
     /// Leaves a message to be sent soon.
@@ -56,7 +68,7 @@ impl Messages {
             waiting.push_back(message);
             self.something_waits.notify_one();
         } else {
-            self.tally.count_lost();
+            self.common.count_lost();
         }
     }
 
@@ -88,20 +100,41 @@ impl Messages {
     }
 
     async fn send(&self, message: &Message) {
-        if tokio::time::timeout(PATIENCE, self.try_to_send(message)).await != Ok(true) {
-            self.tally.count_lost();
+        if !self.has_arrived(message).await {
+            self.common.count_lost();
         }
     }
 
-    /// Whether it has arrived.
+    /// Sends a message; whether it has arrived.
+    pub(super) async fn has_arrived(&self, message: &Message) -> bool {
+        tokio::time::timeout(PATIENCE, self.try_to_send(message)).await == Ok(true)
+    }
+
     async fn try_to_send(&self, message: &Message) -> bool {
-        let Ok(mut link) = self.connection.link().await else { return false };
-        match message {
-            Message::Plain(command) => link.ask(command).await.is_ok(),
-            Message::Call(script, by_hash) => match link.ask(by_hash).await {
-                Err(error) if script::is_missing(&error) => link.ask(&script.healed(by_hash)).await.is_ok(),
-                answer => answer.is_ok(),
-            },
+        let Ok(mut node) = self.nodes.at(message.slot).await else { return false };
+        let mut is_passing = false;
+        for _ in 0..HOPS_MAX {
+            let redirect = match send_to(&node, &message.call, is_passing).await {
+                Ok(()) => return true,
+                Err(Failure::Elsewhere(redirect)) => redirect,
+                Err(Failure::Store(_) | Failure::NoScript) => return false,
+            };
+            match self.nodes.follow(redirect, node, None).await {
+                Ok(followed) => (node, is_passing) = followed,
+                Err(_) => return false,
+            }
         }
+        false
+    }
+}
+
+/// A server that has tripped is left alone.
+async fn send_to(node: &Node, call: &Call, is_passing: bool) -> Result<(), Failure> {
+    if node.guard.shard().phase() == Phase::Tripped {
+        return Err(StoreError::Tripped.into());
+    }
+    match call {
+        Call::Plain(command) => node.ask(command, is_passing).await.map(drop),
+        Call::Script(script, by_hash) => node.run(script, by_hash, is_passing).await.map(drop),
     }
 }

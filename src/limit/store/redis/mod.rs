@@ -1,7 +1,8 @@
 //! Counters in Redis, shared by all gateways. The only room that names the `redis` crate.
 //!
-//! One script call decides all limits of a request (`lua/README.md`). Nothing here waits longer than its caller allows:
-//! [`Guarded`](super::Guarded) puts one deadline around the whole step, connecting and healing included.
+//! One script call decides all limits of a request (`lua/README.md`). [`nodes`] knows which server keeps a caller's counters;
+//! a [`node`] is one server, and nothing there waits longer than its caller allows: a [guard](super::guard) stands around the
+//! whole step, connecting and healing included.
 
 mod calls;
 mod connection;
@@ -9,32 +10,41 @@ mod errors;
 mod eviction;
 mod leases;
 mod messages;
+mod node;
+mod nodes;
 mod opener;
 mod script;
 mod sentinel;
 mod server_clock;
+mod slots;
 mod topology;
 
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use ::redis::{Cmd, ErrorKind, RedisError, Value};
-use calls::{Calls, Reply, reply};
-use connection::{Connection, Link};
+use ::redis::{ErrorKind, RedisError};
+use calls::Calls;
+use connection::Way;
 pub use leases::RedisSlot;
 use leases::{Asking, LOOK_EVERY, Leases};
-use messages::{Message, Messages};
+use messages::{Call, Message, Messages};
+use node::{Answer, Kit};
+use nodes::Nodes;
 pub use opener::OpenError;
-use script::{Script, Scripts};
-use server_clock::ServerClock;
+use opener::Opener;
+use script::Scripts;
+use sentinel::Sentinels;
+pub(in crate::limit) use slots::SharedMap;
+use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 pub use topology::{Identity, Login, Password, SentinelSettings, Server, Tls, Topology};
 
+use super::guard::within;
 use super::{Charge, Decision, Settlement, Store, StoreError};
 use crate::clock;
-use crate::limit::Tally;
+use crate::limit::Common;
 
 /// `[store.redis]`, resolved.
 #[derive(Debug, Clone)]
@@ -47,16 +57,18 @@ pub struct RedisSettings {
     pub prefix: String,
 }
 
-/// Counters in Redis, shared by all gateways. One for each worker thread: its connection is multiplexed, and no request
+/// A call is sent on at most so often. The budget ends it, not this number: while a slot moves, one call can need many, since
+/// it is to be repeated until all of the caller's counters are on one side.
+const HOPS_MAX: usize = 1_000;
+
+/// Counters in Redis, shared by all gateways. One for each worker thread: its connections are multiplexed, and no request
 /// crosses threads.
 #[derive(Debug)]
 pub struct RedisStore {
-    connection: Rc<Connection>,
+    kit: Rc<Kit>,
+    nodes: Rc<Nodes>,
     messages: Rc<Messages>,
     leases: Rc<Leases>,
-    scripts: Rc<Scripts>,
-    clock: ServerClock,
-    calls: Calls,
     /// What sends messages and renews leases; `None` before there is something to do.
     housekeeping: RefCell<Option<JoinHandle<()>>>,
 }
@@ -67,23 +79,50 @@ impl RedisStore {
     ///
     /// # Errors
     /// When an address cannot be understood.
-    pub fn new(settings: &RedisSettings, tally: Arc<Tally>) -> Result<Self, OpenError> {
-        let connection = Rc::new(Connection::new(&settings.topology, settings.budget, Arc::clone(&tally))?);
-        let messages = Rc::new(Messages::new(Rc::clone(&connection), tally));
-        Ok(Self {
-            leases: Leases::new(Rc::clone(&messages)),
-            connection,
-            messages,
-            scripts: Rc::new(Scripts::new()),
-            clock: ServerClock::new(),
+    pub fn new(settings: &RedisSettings, common: Arc<Common>) -> Result<Self, OpenError> {
+        Self::with(settings, common, Scripts::new())
+    }
+
+    fn with(settings: &RedisSettings, common: Arc<Common>, scripts: Scripts) -> Result<Self, OpenError> {
+        let kit = Rc::new(Kit {
             calls: Calls::new(&settings.prefix),
-            housekeeping: RefCell::new(None),
-        })
+            scripts: Rc::new(scripts),
+            budget: settings.budget,
+            common,
+            stale: Notify::new(),
+        });
+        let nodes = Rc::new(match &settings.topology {
+            Topology::Standalone(server) => {
+                let opener = Opener::new(server)?;
+                let address = opener.address().to_owned();
+                Nodes::one(&address, Way::Primary(Box::new(opener)), &kit)
+            }
+            Topology::Sentinel(settings) => {
+                let sentinels = Sentinels::new(settings)?;
+                Nodes::one(&settings.master_name, Way::Sentinel(Box::new(sentinels)), &kit)
+            }
+            Topology::Cluster(servers) => {
+                let seeds = servers.iter().map(|server| {
+                    let opener = Opener::new(server)?;
+                    Ok((opener.address().into(), opener))
+                });
+                Nodes::cluster(seeds.collect::<Result<_, OpenError>>()?, &kit)
+            }
+        });
+        let messages = Rc::new(Messages::new(Rc::clone(&nodes), Arc::clone(&kit.common)));
+        let leases = Leases::new(Rc::clone(&messages));
+        Ok(Self { kit, nodes, messages, leases, housekeeping: RefCell::new(None) })
     }
 
     /// Begins to connect, so that the first request need not wait for it. Only inside of a worker's runtime.
     pub fn connect(&self) {
-        self.connection.open();
+        self.nodes.start();
+    }
+
+    /// When a request that comes now is no longer waited for.
+    #[must_use]
+    pub fn deadline(&self) -> Instant {
+        clock::instant() + self.kit.budget
     }
 
     /// The slots that a request of this decision holds from now on, if any limit lends them.
@@ -91,114 +130,92 @@ impl RedisStore {
     pub fn slots(&self, charge: Charge<'_>, decision: &Decision) -> Option<RedisSlot> {
         let lent = charge.rules.iter().zip(decision.charged());
         let lent = lent.filter(|(rule, charged)| *charged && rule.lends_slots());
-        let keys: Vec<String> = lent.map(|(rule, _)| self.calls.key(charge, rule)).collect();
+        let keys: Vec<String> = lent.map(|(rule, _)| self.kit.calls.key(charge, rule)).collect();
         if keys.is_empty() {
             return None;
         }
         self.keep_house();
-        Some(self.leases.hold(charge.lease, keys))
+        Some(self.leases.hold(self.nodes.slot(charge.caller), charge.lease, keys))
     }
 
     /// The slots that Redis is about to be asked for, if any limit lends them.
     fn asking(&self, charge: Charge<'_>) -> Option<Asking> {
         let lending = charge.rules.iter().filter(|rule| rule.lends_slots());
-        let keys: Vec<String> = lending.map(|rule| self.calls.key(charge, rule)).collect();
+        let keys: Vec<String> = lending.map(|rule| self.kit.calls.key(charge, rule)).collect();
         if keys.is_empty() {
             return None;
         }
         self.keep_house();
-        Some(self.leases.ask(charge.lease, keys))
+        Some(self.leases.ask(self.nodes.slot(charge.caller), charge.lease, keys))
     }
 
     /// Settles a charge soon. Nobody waits for it, and it may be lost: then what was reserved stays charged.
     pub fn settle(&self, settlement: Settlement<'_>) {
-        let script = self.scripts.settling();
-        let Some(call) = self.calls.settling(script, settlement, clock::wall_micros()) else { return };
+        let Some(message) = self.settling(settlement) else { return };
         self.keep_house();
-        self.messages.leave(Message::Call(Rc::clone(script), call));
+        self.messages.leave(message);
+    }
+
+    fn settling(&self, settlement: Settlement<'_>) -> Option<Message> {
+        let script = self.kit.scripts.settling();
+        let call = self.kit.calls.settling(script, settlement, clock::wall_micros())?;
+        let slot = self.nodes.slot(settlement.charge.caller);
+        Some(Message { slot, call: Call::Script(Rc::clone(script), call) })
     }
 
     fn keep_house(&self) {
         self.housekeeping.borrow_mut().get_or_insert_with(|| {
             let (messages, leases, scripts) =
-                (Rc::clone(&self.messages), Rc::clone(&self.leases), Rc::clone(&self.scripts));
+                (Rc::clone(&self.messages), Rc::clone(&self.leases), Rc::clone(&self.kit.scripts));
             tokio::task::spawn_local(keep_house(messages, leases, scripts))
         });
     }
 
-    /// Whether Redis answers at all.
+    /// Whether every server answers within the budget.
     ///
     /// # Errors
-    /// When it does not.
+    /// When one does not.
     pub async fn ping(&self) -> Result<(), StoreError> {
-        let mut link = self.connection.link().await?;
-        link.ask(&::redis::cmd("PING")).await.map(drop).map_err(|error| self.failed(&error))
-    }
-
-    /// Lets go of the connection, so that nothing more is buffered for a Redis that does not answer.
-    pub fn disconnect(&self) {
-        self.connection.drop_link();
-    }
-
-    async fn run(&self, link: &mut Link, script: &Script, by_hash: Cmd) -> Result<Value, StoreError> {
-        let answer = match link.ask(&by_hash).await {
-            // The script cache is volatile: a restart, a failover or SCRIPT FLUSH empties it. The source heals it in the
-            // same request, on the node that lacks it.
-            Err(error) if script::is_missing(&error) => link.ask(&script.healed(&by_hash)).await,
-            answer => answer,
-        };
-        answer.map_err(|error| self.failed(&error))
-    }
-
-    /// What an error means; a connection that is of no further use is let go of.
-    fn failed(&self, error: &RedisError) -> StoreError {
-        if errors::is_beyond_repair(error) {
-            self.connection.drop_link();
+        // Of a cluster nothing is known before its map is.
+        within(Some(self.deadline()), self.nodes.at(0)).await?;
+        for node in self.nodes.all() {
+            node.ping().await?;
         }
-        store_error(error)
-    }
-
-    /// Asks Redis for its time, so that a call can say until when it is worth something.
-    async fn hear_the_time(&self, link: &mut Link) -> Result<(), StoreError> {
-        let issued = clock::instant();
-        let time = link.ask(&::redis::cmd("TIME")).await.map_err(|error| self.failed(&error))?;
-        let (seconds, micros): (u64, u64) =
-            ::redis::from_redis_value(time).map_err(|_| StoreError::Nonsense("not a time"))?;
-        self.clock.learn(issued, seconds.saturating_mul(1_000_000).saturating_add(micros));
         Ok(())
     }
-}
 
-/// A call is made at most so often: again for the whole script, and again without an end.
-const ATTEMPTS: usize = 3;
-
-impl Store for RedisStore {
-    async fn decide(&self, charge: Charge<'_>) -> Result<Decision, StoreError> {
-        let mut link = self.connection.link().await?;
-        let asking = self.asking(charge);
-        let mut script = self.scripts.deciding(charge.rules);
-        if charge.deadline.is_some() && !self.clock.is_known() {
-            self.hear_the_time(&mut link).await?;
-        }
-        let mut end = charge.deadline.map_or(0, |deadline| self.clock.latest_at(deadline));
-        for _ in 0..ATTEMPTS {
-            let issued = clock::instant();
-            let call = self.calls.deciding(script, charge, end, clock::wall_micros());
-            match reply(&self.run(&mut link, script, call).await?, charge)? {
-                Reply::Decided(decision) => {
-                    self.clock.learn(issued, decision.at);
-                    asking.into_iter().for_each(Asking::answered);
-                    return Ok(decision);
-                }
-                Reply::Rare => script = self.scripts.whole(),
-                // But we are still waiting: what we know of Redis's clock is wrong.
-                Reply::TooLate => {
-                    self.clock.forget();
-                    end = 0;
+    /// Decides on the node that keeps the caller's counters, wherever that is.
+    async fn decide_somewhere(&self, charge: Charge<'_>) -> Result<Decision, StoreError> {
+        let deadline = charge.deadline;
+        let mut node = within(deadline, self.nodes.at(self.nodes.slot(charge.caller))).await?;
+        let mut is_passing = false;
+        for _ in 0..HOPS_MAX {
+            let entered = node.guard.enter(charge.caller)?;
+            match entered.wait(deadline, node.decide(charge, is_passing)).await? {
+                Answer::Decided(decision) => return Ok(decision),
+                Answer::Elsewhere(redirect) => {
+                    (node, is_passing) = self.nodes.follow(redirect, node, deadline).await?;
                 }
             }
         }
-        Err(StoreError::Nonsense("not a decision, again and again"))
+        Err(StoreError::Nonsense("sent on and on"))
+    }
+}
+
+impl Store for RedisStore {
+    async fn decide(&self, charge: Charge<'_>) -> Result<Decision, StoreError> {
+        let asking = self.asking(charge);
+        let decision = self.decide_somewhere(charge).await;
+        match &decision {
+            // Nobody was asked.
+            Ok(_) | Err(StoreError::Tripped) => {}
+            Err(error) => self.kit.common.count_failure(error.kind()),
+        }
+        // Nobody was asked, or an answer has come: nothing can be lent that is not known of.
+        if matches!(decision, Ok(_) | Err(StoreError::Tripped)) {
+            asking.into_iter().for_each(Asking::answered);
+        }
+        decision
     }
 }
 
@@ -230,7 +247,7 @@ fn store_error(error: &RedisError) -> StoreError {
     if says("state") || errors::code(error) == Some("WRONGTYPE") {
         StoreError::Unreadable(code())
     } else if says("clocks") {
-        StoreError::Refused("its clock and the gateway's are more than a period of a quota apart".to_owned())
+        StoreError::ClocksApart
     } else if error.kind() == ErrorKind::Parse {
         StoreError::Nonsense("not the protocol of Redis")
     } else if error.is_timeout() {

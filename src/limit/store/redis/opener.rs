@@ -74,19 +74,6 @@ impl Opener {
         &self.address
     }
 
-    /// What the library needs to know to open a link by itself, with everything that is in files by now.
-    pub(super) fn info(&self) -> Result<ConnectionInfo, OpenError> {
-        let way = self.read().map_err(|not_opened| OpenError(not_opened.reason))?;
-        let mut settings = RedisConnectionInfo::default().set_db(way.database).set_skip_set_lib_name();
-        if let Some(username) = &way.username {
-            settings = settings.set_username(username);
-        }
-        if let Some(password) = &way.password {
-            settings = settings.set_password(password.expose_secret());
-        }
-        Ok(way.info.set_redis_settings(settings))
-    }
-
     /// Opens a link, and asks over it whether anybody is there. What is asked later waits for ever: the deadline is the
     /// caller's, one around the whole step.
     pub(super) async fn open(&self) -> Result<MultiplexedConnection, NotOpened> {
@@ -267,7 +254,7 @@ pub(super) fn says_replica(answer: &Value) -> bool {
 }
 
 /// The settings of every socket to Redis.
-pub(super) fn tcp() -> TcpSettings {
+fn tcp() -> TcpSettings {
     TcpSettings::default().set_nodelay(true).set_user_timeout(USER_TIMEOUT)
 }
 

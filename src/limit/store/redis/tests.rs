@@ -8,6 +8,10 @@ use std::time::Duration;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
+use ::redis::{Cmd, Value};
+
+use super::calls::{Reply, reply};
+use super::script::Script;
 use super::*;
 use crate::clock::{ManualClock, Micros};
 use crate::limit::algorithm::{
@@ -72,8 +76,7 @@ impl Lua {
     fn new(server: &Server) -> Self {
         let topology = Topology::Standalone("redis://127.0.0.1:1".into());
         let settings = RedisSettings { topology, budget: Duration::ZERO, prefix: "test".to_owned() };
-        let mut store = RedisStore::new(&settings, Arc::default()).unwrap();
-        store.scripts = Rc::new(Scripts::for_tests());
+        let store = RedisStore::with(&settings, Arc::default(), Scripts::for_tests()).unwrap();
         Self { connection: server.connect(), store }
     }
 
@@ -85,9 +88,9 @@ impl Lua {
     fn decide(&mut self, charge: Charge<'_>, now: Micros) -> Decision {
         // The gateway's clock may be wrong by less than a period.
         let wall = now + 7 * 3_600 * SECOND;
-        let scripts = Rc::clone(&self.store.scripts);
+        let scripts = Rc::clone(&self.store.kit.scripts);
         for script in [scripts.deciding(charge.rules), scripts.whole()] {
-            let call = self.store.calls.deciding(script, charge, now, wall);
+            let call = self.store.kit.calls.deciding(script, charge, now, wall);
             let value = self.run(script, &call, now).unwrap();
             match reply(&value, charge).unwrap() {
                 Reply::Decided(decision) => return decision,
@@ -99,10 +102,10 @@ impl Lua {
     }
 
     fn settle(&mut self, settlement: Settlement<'_>, now: Micros) {
-        let scripts = Rc::clone(&self.store.scripts);
+        let scripts = Rc::clone(&self.store.kit.scripts);
         let wall = now + 7 * 3_600 * SECOND;
         // Limits that only watch may all have refused.
-        let Some(call) = self.store.calls.settling(scripts.settling(), settlement, wall) else { return };
+        let Some(call) = self.store.kit.calls.settling(scripts.settling(), settlement, wall) else { return };
         self.run(scripts.settling(), &call, now).unwrap();
     }
 }
@@ -617,7 +620,7 @@ fn damaged_values_are_unreadable_and_hang_nothing() {
     let server = Server::start();
     let mut lua = Lua::new(&server);
     lua.connection.set_read_timeout(Some(Duration::from_secs(3))).unwrap();
-    let scripts = Rc::clone(&lua.store.scripts);
+    let scripts = Rc::clone(&lua.store.kit.scripts);
     let begin: Micros = 1_764_000_000_000_000;
     let now = begin + SECOND;
     for layout in Layout::all() {
@@ -629,10 +632,10 @@ fn damaged_values_are_unreadable_and_hang_nothing() {
         let charge = Charge::new("acct.a", "plan", rules, n(1));
         let settling = |spent| {
             let settlement = Settlement { charge, charged: &[true], at: begin, spent };
-            (scripts.settling(), lua.store.calls.settling(scripts.settling(), settlement, now).unwrap())
+            (scripts.settling(), lua.store.kit.calls.settling(scripts.settling(), settlement, now).unwrap())
         };
         let deciding = [scripts.whole(), scripts.deciding(rules)]
-            .map(|script| (script, lua.store.calls.deciding(script, charge, now, now)));
+            .map(|script| (script, lua.store.kit.calls.deciding(script, charge, now, now)));
         let calls: Vec<(&Rc<Script>, Cmd)> =
             deciding.into_iter().chain([0, 2, AMOUNT_MAX].map(settling)).collect();
         for (what, bytes, seen) in layout.damaged(&value) {

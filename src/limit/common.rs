@@ -1,0 +1,121 @@
+//! What the limiters of all workers share about the store: they learn from each other how it does.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::store::{FailureKind, Phase, Shard, SharedMap};
+
+/// Shared by the limiters of all workers.
+#[derive(Debug, Default)]
+pub struct Common {
+    lost: AtomicU64,
+    failures: Failures,
+    /// Connections to a Redis that may evict.
+    evicting: AtomicU64,
+    shards: Mutex<Shards>,
+    slots: SharedMap,
+}
+
+/// How often the store failed, by the place of the kind.
+#[derive(Debug)]
+struct Failures([AtomicU64; FailureKind::ALL.len()]);
+
+impl Default for Failures {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| AtomicU64::default()))
+    }
+}
+
+#[derive(Debug, Default)]
+struct Shards {
+    /// By address.
+    known: HashMap<Box<str>, Arc<Shard>>,
+    /// Trips of those that are known no more.
+    past: u64,
+}
+
+impl Common {
+    /// Messages to Redis that were lost: charges that were not settled, slots that come back only when their lease ends.
+    #[must_use]
+    pub fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn count_lost(&self) {
+        self.lost.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often the store failed in each way, questions and attempts to connect together.
+    pub fn failures(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let counts = self.failures.0.iter().map(|count| count.load(Ordering::Relaxed));
+        FailureKind::ALL.iter().map(|kind| kind.name()).zip(counts)
+    }
+
+    pub(super) fn count_failure(&self, kind: FailureKind) {
+        if let Some(count) = self.failures.0.get(kind.place()) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether Redis may evict counters, as far as a connection has been told.
+    #[must_use]
+    pub fn may_evict(&self) -> bool {
+        self.evicting.load(Ordering::Relaxed) > 0
+    }
+
+    /// A connection sees a Redis that may evict, or sees it no more. Whether it is the first one that does.
+    pub(super) fn note_eviction(&self, seen: bool) -> bool {
+        if seen {
+            self.evicting.fetch_add(1, Ordering::Relaxed) == 0
+        } else {
+            self.evicting.fetch_sub(1, Ordering::Relaxed);
+            false
+        }
+    }
+
+    /// Where the breaker of the store stands; of several shards, that of the worst.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        let shards = self.shards.lock();
+        shards.known.values().map(|shard| shard.phase()).max().unwrap_or(Phase::Healthy)
+    }
+
+    /// How often breakers have tripped, since the start.
+    #[must_use]
+    pub fn trips(&self) -> u64 {
+        let shards = self.shards.lock();
+        shards.past + shards.known.values().map(|shard| shard.trips()).sum::<u64>()
+    }
+
+    /// Which node of a cluster keeps which slot.
+    pub(super) fn slots(&self) -> &SharedMap {
+        &self.slots
+    }
+
+    /// The server at this address, which is told from all others by it.
+    pub(super) fn shard(&self, address: &str) -> Arc<Shard> {
+        let mut shards = self.shards.lock();
+        if let Some(shard) = shards.known.get(address) {
+            return Arc::clone(shard);
+        }
+        let shard = Arc::new(Shard::new(address));
+        shards.known.insert(address.into(), Arc::clone(&shard));
+        shard
+    }
+
+    /// Forgets servers that keep no counters any more.
+    pub(super) fn keep_shards(&self, is_kept: impl Fn(&str) -> bool) {
+        let mut shards = self.shards.lock();
+        let Shards { known, past } = &mut *shards;
+        known.retain(|address, shard| {
+            let kept = is_kept(address);
+            if !kept {
+                *past += shard.trips();
+            }
+            kept
+        });
+    }
+}

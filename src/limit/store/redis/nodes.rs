@@ -1,0 +1,283 @@
+//! Which server keeps a caller's counters: the one there is, or a node of a cluster.
+//!
+//! A cluster is routed to here, and not by the client library: there, a slot that moves or a node that hangs stops the calls
+//! to all nodes, and a call that was lost is sent again, and so charged twice. Here every node has a connection, a breaker and a
+//! budget of its own.
+
+use std::cell::{OnceCell, RefCell};
+use std::collections::HashMap;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinHandle;
+
+use super::super::{Phase, StoreError};
+use super::connection::{Link, Way};
+use super::node::{Kit, Node, Redirect};
+use super::opener::Opener;
+use super::slots::{SLOTS, SlotMap, slot_of, split};
+use crate::clock;
+
+/// How long one node may take to tell which slots it knows of.
+const PATIENCE: Duration = Duration::from_millis(250);
+
+/// How often the map is read when nothing calls for it.
+const PERIOD: Duration = Duration::from_secs(15);
+
+/// The pause between two readings of the map, whatever calls for them.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// The same while no node tells it.
+const PAUSE_AWAY: Duration = Duration::from_millis(250);
+
+/// How long a command waits that is to be repeated.
+const AGAIN: Duration = Duration::from_millis(1);
+
+/// The servers of a store.
+#[derive(Debug)]
+pub(super) enum Nodes {
+    One(Rc<Node>),
+    Cluster(Rc<Cluster>),
+}
+
+impl Nodes {
+    /// One server.
+    pub(super) fn one(name: &str, way: Way, kit: &Rc<Kit>) -> Self {
+        Self::One(Node::new(name, way, kit))
+    }
+
+    /// A cluster that one of `seeds`, with their addresses, tells about.
+    pub(super) fn cluster(seeds: Vec<(Box<str>, Opener)>, kit: &Rc<Kit>) -> Self {
+        Self::Cluster(Rc::new(Cluster {
+            seeds,
+            kit: Rc::clone(kit),
+            view: RefCell::default(),
+            nodes: RefCell::default(),
+            reading: OnceCell::new(),
+        }))
+    }
+
+    /// Begins to connect, unless that has begun before. Only inside of a worker's runtime.
+    pub(super) fn start(&self) {
+        match self {
+            Self::One(node) => node.tend(),
+            Self::Cluster(cluster) => cluster.start(),
+        }
+    }
+
+    /// The slot of a caller's counters; without a cluster it does not matter.
+    pub(super) fn slot(&self, caller: &str) -> u16 {
+        match self {
+            Self::One(_) => 0,
+            Self::Cluster(_) => slot_of(caller),
+        }
+    }
+
+    /// The node that keeps a slot.
+    pub(super) async fn at(&self, slot: u16) -> Result<Rc<Node>, StoreError> {
+        self.start();
+        match self {
+            Self::One(node) => Ok(Rc::clone(node)),
+            Self::Cluster(cluster) => cluster.at(slot).await,
+        }
+    }
+
+    /// Whom to ask when `node` has sent us away, and whether for this once only.
+    pub(super) async fn follow(
+        &self,
+        redirect: Redirect,
+        node: Rc<Node>,
+        deadline: Option<Instant>,
+    ) -> Result<(Rc<Node>, bool), StoreError> {
+        match (redirect, self) {
+            (Redirect::Again, _) => {
+                if deadline.is_some_and(|deadline| clock::instant() + AGAIN >= deadline) {
+                    return Err(StoreError::Timeout);
+                }
+                tokio::time::sleep(AGAIN).await;
+                Ok((node, false))
+            }
+            (Redirect::Moved { slot, address }, Self::Cluster(cluster)) => {
+                cluster.kit.common.slots().moved(slot, &address);
+                cluster.kit.stale.notify_one();
+                cluster.node(&address).map(|node| (node, false))
+            }
+            (Redirect::Ask { address }, Self::Cluster(cluster)) => {
+                cluster.node(&address).map(|node| (node, true))
+            }
+            // One server, and it belongs to a cluster.
+            (_, Self::One(_)) => Err(StoreError::Refused("MOVED".to_owned())),
+        }
+    }
+
+    /// All servers that are known now.
+    pub(super) fn all(&self) -> Vec<Rc<Node>> {
+        match self {
+            Self::One(node) => vec![Rc::clone(node)],
+            Self::Cluster(cluster) => cluster.view().nodes.clone(),
+        }
+    }
+}
+
+/// A cluster, as one worker uses it.
+#[derive(Debug)]
+pub(super) struct Cluster {
+    seeds: Vec<(Box<str>, Opener)>,
+    kit: Rc<Kit>,
+    view: RefCell<Rc<View>>,
+    /// By address: those of the view, and those that keep no slots yet or any more.
+    nodes: RefCell<HashMap<Box<str>, Rc<Node>>>,
+    /// What reads the map; `None` before the first request.
+    reading: OnceCell<JoinHandle<()>>,
+}
+
+/// The nodes of a map, by its indexes.
+#[derive(Debug, Default)]
+struct View {
+    map: Arc<SlotMap>,
+    nodes: Vec<Rc<Node>>,
+}
+
+impl Cluster {
+    fn start(self: &Rc<Self>) {
+        self.reading.get_or_init(|| tokio::task::spawn_local(keep_reading(Rc::downgrade(self))));
+    }
+
+    async fn at(&self, slot: u16) -> Result<Rc<Node>, StoreError> {
+        let mut changes = self.kit.common.slots().watch();
+        loop {
+            let view = self.view();
+            if let Some(node) = view.map.owner(slot).and_then(|index| view.nodes.get(index)) {
+                node.tend();
+                return Ok(Rc::clone(node));
+            }
+            self.kit.stale.notify_one();
+            if view.map.is_known() || self.kit.common.slots().is_late(clock::instant(), self.kit.budget) {
+                return Err(StoreError::Disconnected);
+            }
+            changes.changed().await.map_err(|_| StoreError::Disconnected)?;
+        }
+    }
+
+    /// The nodes of the map as it is known now.
+    fn view(&self) -> Rc<View> {
+        let map = self.kit.common.slots().now();
+        let view = Rc::clone(&self.view.borrow());
+        if Arc::ptr_eq(&view.map, &map) {
+            return view;
+        }
+        let nodes: Vec<Rc<Node>> =
+            map.addresses().iter().filter_map(|address| self.node(address).ok()).collect();
+        if nodes.len() < map.addresses().len() {
+            return view;
+        }
+        name_probers(&map, &nodes);
+        self.nodes.borrow_mut().retain(|address, _| map.addresses().contains(address));
+        self.kit.common.keep_shards(|address| map.addresses().iter().any(|kept| **kept == *address));
+        let view = Rc::new(View { map, nodes });
+        self.view.replace(Rc::clone(&view));
+        view
+    }
+
+    /// The node at this address, known or not.
+    fn node(&self, address: &str) -> Result<Rc<Node>, StoreError> {
+        if let Some(node) = self.nodes.borrow().get(address) {
+            return Ok(Rc::clone(node));
+        }
+        let (seed, (host, port)) =
+            self.seeds.first().zip(split(address)).ok_or(StoreError::Nonsense("an address that is none"))?;
+        let node = Node::new(address, Way::Node(Box::new(seed.1.at(host, port))), &self.kit);
+        node.tend();
+        self.nodes.borrow_mut().insert(address.into(), Rc::clone(&node));
+        Ok(node)
+    }
+
+    /// Asks one after the other until one tells the map: those that decide first, then the others, then the seeds.
+    async fn read_map(&self) -> Option<SlotMap> {
+        let mut nodes = self.view().nodes.clone();
+        nodes.sort_by_key(|node| node.guard.shard().phase());
+        for node in nodes.iter().filter(|node| node.guard.shard().phase() == Phase::Healthy) {
+            let asked = tokio::time::timeout(PATIENCE, node.ask(&cluster_slots(), false)).await;
+            let map = asked.ok().and_then(Result::ok);
+            if let Some(map) = map.and_then(|answer| SlotMap::read(&answer, node.guard.shard().name())) {
+                return Some(map);
+            }
+        }
+        let others = nodes.iter().filter_map(|node| {
+            let address = node.guard.shard().name();
+            let (host, port) = split(address)?;
+            Some((address.into(), self.seeds.first()?.1.at(host, port)))
+        });
+        let others: Vec<(Box<str>, Opener)> = others.collect();
+        for (address, opener) in others.iter().chain(&self.seeds) {
+            let asked = tokio::time::timeout(PATIENCE, async {
+                let mut link = Link::from(opener.open().await.ok()?);
+                link.ask(&cluster_slots()).await.ok()
+            });
+            if let Some(map) = asked.await.ok().flatten().and_then(|answer| SlotMap::read(&answer, address)) {
+                return Some(map);
+            }
+        }
+        None
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        if let Some(task) = self.reading.get() {
+            task.abort();
+        }
+    }
+}
+
+fn cluster_slots() -> ::redis::Cmd {
+    let mut command = ::redis::cmd("CLUSTER");
+    command.arg("SLOTS");
+    command
+}
+
+/// Keeps the map up to date: when something calls for it, and now and then.
+async fn keep_reading(cluster: Weak<Cluster>) {
+    loop {
+        let Some(this) = cluster.upgrade() else { return };
+        let kit = Rc::clone(&this.kit);
+        let slots = kit.common.slots();
+        // Each node may take its time, twice.
+        let nodes = u32::try_from(this.seeds.len() + this.view().nodes.len()).unwrap_or(u32::MAX);
+        if slots.claim(clock::instant(), PATIENCE.saturating_mul(nodes.saturating_mul(2))) {
+            let map = this.read_map().await;
+            slots.read(clock::instant(), if map.is_some() { PAUSE } else { PAUSE_AWAY });
+            if let Some(map) = map {
+                slots.replace(map);
+            }
+        }
+        let wait = if this.view().map.is_known() { PERIOD } else { PAUSE_AWAY };
+        drop(this);
+        tokio::time::sleep(PAUSE).await;
+        tokio::select! {
+            () = kit.stale.notified() => {}
+            () = tokio::time::sleep(wait) => {}
+        }
+    }
+}
+
+/// Gives every node a caller whose counters it keeps, for probes.
+fn name_probers(map: &SlotMap, nodes: &[Rc<Node>]) {
+    let mut unnamed: Vec<bool> =
+        (0..SLOTS).filter_map(|slot| map.owner(slot)).fold(vec![false; nodes.len()], |mut unnamed, owner| {
+            unnamed[owner] = true;
+            unnamed
+        });
+    for number in 0.. {
+        if !unnamed.contains(&true) {
+            return;
+        }
+        let caller = format!("probe.{number}");
+        let owner = map.owner(slot_of(&caller));
+        if let Some(index) = owner.filter(|index| unnamed[*index]) {
+            nodes[index].probe_as(caller.into());
+            unnamed[index] = false;
+        }
+    }
+}
