@@ -18,6 +18,7 @@
 //! | `redis` | keys, expiry, scripts, restart, memory that is full |
 //! | `cluster` | Redis Cluster: exact counts, slots that move, a failover, nodes that are lost |
 //! | `outage` | Redis absent, refusing, frozen |
+//! | `topologies` | how Redis is reached: TLS, logins, sockets, Sentinel; and each error that it may answer |
 //! | `replay` | every decision under faults, held against a brute-force oracle |
 //! | `observing` | metrics, access log, no credential anywhere |
 //! | `dashboards` | every panel and alert has data, in a real Prometheus |
@@ -62,3 +63,4 @@ mod settling;
 mod slots;
 mod support;
 mod tidy;
+mod topologies;

@@ -107,9 +107,9 @@ fn login(keys: &LoginKeys, context: &Context<'_>) -> Option<Login> {
 }
 
 fn tls(section: &RedisSection, context: &Context<'_>) -> Option<Tls> {
-    let ca_file = pem(section.tls_ca_file.as_ref(), "CERTIFICATE", context);
-    let cert_file = pem(section.tls_cert_file.as_ref(), "CERTIFICATE", context);
-    let key_file = pem(section.tls_key_file.as_ref(), "PRIVATE KEY", context);
+    let ca_file = section.tls_ca_file.as_ref().map(|file| pem(file, "CERTIFICATE", context));
+    let cert_file = section.tls_cert_file.as_ref().map(|file| pem(file, "CERTIFICATE", context));
+    let key_file = section.tls_key_file.as_ref().map(|file| pem(file, "PRIVATE KEY", context));
     let own = match (&section.tls_cert_file, &section.tls_key_file) {
         (Some(cert), None) => {
             context.note(Fault::new("needs its key").hint("add tls_key_file"), cert);
@@ -122,12 +122,15 @@ fn tls(section: &RedisSection, context: &Context<'_>) -> Option<Tls> {
         (Some(_), Some(_)) => Some(Identity { cert_file: cert_file??, key_file: key_file?? }),
         (None, None) => None,
     };
-    Some(Tls { ca_file: ca_file?, own })
+    let ca_file = match ca_file {
+        Some(file) => Some(file?),
+        None => None,
+    };
+    Some(Tls { ca_file, own })
 }
 
-/// The path of a PEM file, if one is written. `None`: it is a mistake.
-fn pem(file: Option<&Written<String>>, what: &str, context: &Context<'_>) -> Option<Option<PathBuf>> {
-    let Some(file) = file else { return Some(None) };
+/// The path of a PEM file.
+fn pem(file: &Written<String>, what: &str, context: &Context<'_>) -> Option<PathBuf> {
     let parse = |value: Scalar<'_>| {
         let text = words::secret(value)?;
         // A key has the name of its kind before the words.
@@ -137,7 +140,7 @@ fn pem(file: Option<&Written<String>>, what: &str, context: &Context<'_>) -> Opt
         if has { Ok(text) } else { Err(Fault::new(format!("names a file without a {what} in PEM form"))) }
     };
     secret_of(file, parse, context)?;
-    Some(Some(path_of(file)))
+    Some(path_of(file))
 }
 
 /// Notes what does not go together. Whether anything did not.

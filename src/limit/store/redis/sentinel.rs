@@ -83,7 +83,7 @@ impl Sentinels {
                 }
             }
         }
-        Err(failure.unwrap_or_else(|| self.no_primary("the Sentinels", "none was asked")))
+        Err(failure.unwrap_or_else(|| no_primary("the Sentinels", "none was asked")))
     }
 
     /// A link to another primary than the one in use, if the Sentinels name another one and it is one.
@@ -113,7 +113,7 @@ impl Sentinels {
                 self.first.set(at);
                 return Ok(address);
             }
-            Ok(Ok(None)) => self.no_primary(sentinel.address(), "it knows of no such master name"),
+            Ok(Ok(None)) => no_primary(sentinel.address(), "it knows of no such master name"),
             Ok(Err(failure)) => failure,
             Err(_) => NotOpened {
                 kind: FailureKind::Timeout,
@@ -141,10 +141,10 @@ impl Sentinels {
         self.link.replace(Some((at, link)));
         Ok(address(&answer))
     }
+}
 
-    fn no_primary(&self, server: &str, reason: &str) -> NotOpened {
-        NotOpened { kind: FailureKind::NoPrimary, server: server.to_owned(), reason: reason.to_owned() }
-    }
+fn no_primary(server: &str, reason: &str) -> NotOpened {
+    NotOpened { kind: FailureKind::NoPrimary, server: server.to_owned(), reason: reason.to_owned() }
 }
 
 /// A host and a port, or nothing.
