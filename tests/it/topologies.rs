@@ -363,6 +363,19 @@ fn a_script_that_does_not_end_is_waited_for_by_nobody() {
 }
 
 #[test]
+fn a_server_that_is_not_there_is_told_by_its_reason_and_address() {
+    // "I/O error": the one line of the log that an operator had left out where, and why.
+    let backend = Backend::ok();
+    let redis = Redis::absent();
+    let gateway = start(&backend, &redis.tables("deny", "100ms"));
+    fails_with(&gateway, "refused");
+    let address = format!("\"server\":\"127.0.0.1:{}\"", redis.port());
+    let told = gateway.log_lines();
+    let line = told.iter().find(|line| line.contains("cannot connect to Redis")).unwrap();
+    assert!(line.contains(&address) && line.contains("connection refused"), "{line}");
+}
+
+#[test]
 fn a_server_that_takes_no_more_connections_is_told_by_its_reason() {
     // F17: "connection reset" sent everybody to look at the network.
     let backend = Backend::ok();

@@ -1,9 +1,10 @@
 //! What the errors of the library and of the server mean. The server's words stay here: they may hold a key, and so a caller,
 //! or a password.
 
-use std::error::Error as _;
+use std::error::Error;
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 
 use ::redis::{ErrorKind, RedisError};
 
@@ -52,7 +53,9 @@ pub(super) fn reason(error: &RedisError) -> (FailureKind, String) {
     if error.is_timeout() {
         return (FailureKind::Timeout, "no answer in time".to_owned());
     }
-    if let Some(source) = error.source() {
+    // The library hands its source out in the box that it keeps it in.
+    let source = error.source().and_then(|source| source.downcast_ref::<Arc<dyn Error + Send + Sync>>());
+    if let Some(source) = source {
         if let Some(error) = source.downcast_ref::<io::Error>() {
             return of_io(error);
         }
@@ -86,5 +89,25 @@ fn of_io(error: &io::Error) -> (FailureKind, String) {
             (FailureKind::Disconnected, "it closed the connection".to_owned())
         }
         _ => (FailureKind::Unreachable, error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_to_connect_has_its_reason_and_no_words_of_the_server() {
+        let of = |kind| reason(&io::Error::from(kind).into());
+        assert_eq!(of(io::ErrorKind::ConnectionRefused).0, FailureKind::Refused);
+        assert_eq!(of(io::ErrorKind::NotFound).0, FailureKind::Refused);
+        assert_eq!(of(io::ErrorKind::TimedOut).0, FailureKind::Timeout);
+        assert_eq!(of(io::ErrorKind::UnexpectedEof).0, FailureKind::Disconnected);
+        assert_eq!(of(io::ErrorKind::HostUnreachable).0, FailureKind::Unreachable);
+        let tls = rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
+        let tls = reason(&io::Error::new(io::ErrorKind::InvalidData, tls).into());
+        assert_eq!(tls, (FailureKind::Tls, "TLS: invalid peer certificate: UnknownIssuer".to_owned()));
+        let parse = (ErrorKind::Parse, "canary", "canary".to_owned());
+        assert!(!reason(&parse.into()).1.contains("canary"));
     }
 }
