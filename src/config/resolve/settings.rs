@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use secrecy::{ExposeSecret as _, SecretString};
 
-use super::{Context, redis};
+use super::{Context, counters};
 use crate::config::mistakes::{Fault, Origin};
 use crate::config::raw::{AdminSection, Raw, ServerSection, StoreSection, StoreWord, UpstreamSection};
 use crate::config::reader::{Scalar, Written};
@@ -81,7 +81,7 @@ fn admin(section: &AdminSection, context: &Context<'_>) -> Option<AdminSettings>
 }
 
 fn store(section: &StoreSection, context: &Context<'_>) -> Option<StoreSettings> {
-    let redis = redis::resolve(&section.redis, context);
+    let redis = counters::resolve(&section.redis, context);
     let kind = match section.kind.as_ref()?.value {
         StoreWord::Memory => StoreKind::Memory,
         StoreWord::Redis => StoreKind::Redis(redis?),
