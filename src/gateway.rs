@@ -433,13 +433,13 @@ mod tests {
             [("TOLLGATE__SERVER__LISTEN", "127.0.0.1:0"), ("TOLLGATE__ADMIN__LISTEN", "127.0.0.1:0")];
         let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
         let mut loaded = load(&Sources { environment, ..Sources::built_in() }).unwrap();
-        loaded.settings.store.kind = StoreKind::Redis(RedisSettings {
+        loaded.settings.store.kind = StoreKind::Redis(Box::new(RedisSettings {
             // The password is not UTF-8.
             topology: Topology::Standalone("redis://:%ff@127.0.0.1".into()),
             budget: Duration::from_millis(20),
             prefix: "test".to_owned(),
             local_share: None,
-        });
+        }));
         let bound = Gateway::bind(loaded);
         assert!(matches!(bound, Err(StartError::Store(_))), "{bound:?}");
     }

@@ -23,6 +23,7 @@
 //! | `outage` | Redis absent, refusing, frozen |
 //! | `reload` | a configuration that changes while the gateway runs |
 //! | `faults` | each fault of Redis and of the way to it, with the figure that is promised under it |
+//! | `topologies` | how Redis is reached: TLS, logins, sockets, Sentinel; and each error that it may answer |
 //! | `replay` | every decision under faults, held against a brute-force oracle |
 //! | `observing` | metrics, access log, no credential anywhere |
 //! | `dashboards` | every panel and alert has data, in a real Prometheus |
@@ -72,3 +73,4 @@ mod slots;
 mod stopping;
 mod support;
 mod tidy;
+mod topologies;

@@ -2,6 +2,7 @@
 //!
 //! Each part resolves to `None` when something in it is a mistake; the mistake is noted, and the other parts go on.
 
+mod counters;
 mod identity;
 mod plans;
 mod routes;
