@@ -29,9 +29,9 @@ use crate::listen::reply::Rejection;
 use crate::listen::socket;
 use crate::listen::turns::Turns;
 use crate::observe::{AccessLogWriter, Metrics};
-use crate::plan::{Policy, Unbuildable};
+use crate::plan::Unbuildable;
 use crate::proxy::{self, Answer, Backends, Failure, Outgoing};
-use crate::snapshot::Snapshot;
+use crate::reload::{self, LogLevel, Reloader, Reloads};
 
 /// How long a client may take for the head of a request, from its first byte (of the first one: from connecting).
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
@@ -80,6 +80,8 @@ pub struct Gateway {
     gate: Gate,
     memory: Arc<MemoryStore>,
     admin: Admin,
+    reloader: Reloader,
+    reloads: Reloads,
     public: TcpListener,
     private: TcpListener,
 }
@@ -90,15 +92,10 @@ impl Gateway {
     /// # Errors
     /// When an address is taken, or a part cannot be built from the configuration.
     pub fn bind(loaded: Loaded) -> Result<Self, StartError> {
-        let Loaded { settings, policy, .. } = loaded;
+        let Loaded { settings, policy, provenance, .. } = loaded;
         let on_failure = policy.on_failure;
-        let snapshot = Snapshot {
-            policy: Arc::new(Policy::new(policy)?),
-            style: settings.headers,
-            access_log: settings.log.access,
-            backends: Arc::new(Backends::new(&settings.upstreams, settings.server.workers)?),
-            max_body: settings.server.max_body,
-        };
+        let backends = Backends::new(&settings.upstreams, settings.server.workers)?;
+        let snapshot = reload::snapshot(policy, &settings, backends)?;
         let memory = Arc::new(MemoryStore::new(settings.store.max_callers, Arc::new(SystemClock::new())));
         // The workers build their own; this only proves that they will be able to.
         drop(Limiter::new(&settings.store.kind, Arc::clone(&memory), Arc::default())?);
@@ -108,8 +105,15 @@ impl Gateway {
         let kind = settings.store.kind.clone();
         let gate = Gate::new(snapshot, kind, Arc::clone(&memory), Arc::clone(&metrics))
             .access_log(AccessLogWriter::new(io::stdout()));
-        let admin = Admin::new(&settings, on_failure, metrics, Arc::clone(&memory), gate.common());
-        Ok(Self { settings, gate, memory, admin, public, private })
+        let parts = reload::Parts {
+            in_force: gate.in_force(),
+            memory: Arc::clone(&memory),
+            metrics: Arc::clone(&metrics),
+        };
+        let (reloader, reloads) = Reloader::new(&settings, provenance, on_failure, parts);
+        let kind = settings.store.kind.clone();
+        let admin = Admin::new(kind, metrics, Arc::clone(&memory), gate.common(), reloads.clone());
+        Ok(Self { settings, gate, memory, admin, reloader, reloads, public, private })
     }
 
     /// The address that clients call.
@@ -128,12 +132,23 @@ impl Gateway {
         self.private.local_addr()
     }
 
+    /// The way to have the configuration read again.
+    #[must_use]
+    pub fn reloads(&self) -> Reloads {
+        self.reloads.clone()
+    }
+
+    /// Tells `change` when a reload brings another filter for the gateway's own messages (`log.level`).
+    pub fn on_log_level(&mut self, change: LogLevel) {
+        self.reloader.on_log_level(change);
+    }
+
     /// Serves until `stop` is ready, then lets requests in flight finish, for as long as `server.drain` says.
     ///
     /// # Errors
     /// When a listener breaks.
     pub async fn run(self, stop: impl Future<Output = ()>) -> Result<(), StartError> {
-        let Self { settings, gate, memory, admin, public, private } = self;
+        let Self { settings, gate, memory, admin, reloader, reloads: _, public, private } = self;
         let draining = admin.draining();
         let public = public_server(public, gate, &settings)?;
         let private = admin::server(private, admin)?;
@@ -151,6 +166,7 @@ impl Gateway {
                 served?;
             }
             () = sweeping => {}
+            never = reloader.run() => match never {},
             () = stopping => {}
         }
         Ok(())
@@ -334,6 +350,7 @@ mod tests {
             topology: Topology::Standalone("redis://:%ff@127.0.0.1".into()),
             budget: Duration::from_millis(20),
             prefix: "test".to_owned(),
+            local_share: None,
         });
         let bound = Gateway::bind(loaded);
         assert!(matches!(bound, Err(StartError::Store(_))), "{bound:?}");

@@ -4,18 +4,25 @@ use actix_rt::System;
 use tollgate::gateway::Gateway;
 use tollgate::identify::KeyTable;
 
-use super::{ConfigArgs, start_logging, stop_signal};
+use super::{ConfigArgs, reload_at_hangup, start_logging, stop_signal};
 
 pub(super) fn run(config: &ConfigArgs) -> anyhow::Result<()> {
     let loaded = config.load()?;
-    let _logging = start_logging(&loaded.settings.log.level)?;
+    let (_logging, change_of_level) = start_logging(&loaded.settings.log.level)?;
     let files: Vec<_> = loaded.files.iter().map(|file| file.display().to_string()).collect();
     tracing::info!(files = files.join(","), version = env!("CARGO_PKG_VERSION"), "configuration read");
     warn_of_example_keys(&loaded.policy.keys);
-    let gateway = Gateway::bind(loaded)?;
+    let mut gateway = Gateway::bind(loaded)?;
+    gateway.on_log_level(change_of_level);
+    let reloads = gateway.reloads();
     let (public, admin) = (gateway.public_address()?, gateway.admin_address()?);
     tracing::info!(%public, %admin, "listening");
-    System::new().block_on(gateway.run(stop_signal()))?;
+    System::new().block_on(async {
+        tokio::select! {
+            served = gateway.run(stop_signal()) => served,
+            never = reload_at_hangup(reloads) => match never {},
+        }
+    })?;
     tracing::info!("stopped");
     Ok(())
 }

@@ -18,8 +18,8 @@ use super::reader::{Scalar, Table, Written};
 use super::settings::HeaderStyle;
 use super::units::{at_least_one, duration, duration_in, limit, size, whole_in};
 use super::words::{
-    account, answer_header, choice, enforce, flag, hash, header, listen, log_filter, name, network,
-    redis_url, target, text, token,
+    account, answer_header, choice, enforce, flag, hash, header, listen, local_share, log_filter, name,
+    network, redis_url, target, text, token,
 };
 use crate::inbound::METHODS;
 use crate::limit::{OnFailure, Unit};
@@ -105,6 +105,7 @@ pub(super) struct ServerSection {
     pub(super) max_body: Field<u64>,
     pub(super) max_connections: Field<u64>,
     pub(super) encoded_slashes: Field<bool>,
+    pub(super) watch: Field<bool>,
 }
 
 impl ServerSection {
@@ -116,6 +117,7 @@ impl ServerSection {
             max_body: table.require("max_body", size),
             max_connections: table.require("max_connections", whole_in(1, CONNECTIONS_MAX)),
             encoded_slashes: table.require("encoded_slashes", flag),
+            watch: table.require("watch", flag),
         };
         table.finish();
         section
@@ -142,6 +144,15 @@ impl AdminSection {
     }
 }
 
+/// What a gateway counts by itself while the store cannot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LocalShare {
+    /// An equal part for each gateway that lives.
+    Equal,
+    /// So many hundredths, from 1 to 100.
+    Percent(NonZeroU64),
+}
+
 /// Which store counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StoreWord {
@@ -154,6 +165,7 @@ pub(super) enum StoreWord {
 pub(super) struct StoreSection {
     pub(super) kind: Field<StoreWord>,
     pub(super) on_failure: Field<OnFailure>,
+    pub(super) local_share: Field<LocalShare>,
     pub(super) max_callers: Field<u64>,
     pub(super) redis: RedisSection,
 }
@@ -164,6 +176,7 @@ impl StoreSection {
         let section = Self {
             kind: table.require("kind", choice(KINDS, &[])),
             on_failure: table.require("on_failure", choice(ON_FAILURE, &[])),
+            local_share: table.require("local_share", local_share),
             max_callers: table.table("memory").and_then(read_memory),
             redis: table.table("redis").map(RedisSection::read).unwrap_or_default(),
         };

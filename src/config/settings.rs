@@ -39,6 +39,8 @@ pub struct ServerSettings {
     pub max_body: u64,
     /// Connections one worker holds open at most.
     pub max_connections: usize,
+    /// Whether changed files are read by themselves.
+    pub watch: bool,
 }
 
 /// `[admin]`

@@ -1,6 +1,7 @@
 //! Values that are words: names, choices, secrets, addresses.
 
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU64;
 
 use actix_web::http::header::{AUTHORIZATION, HeaderName};
 use ipnet::IpNet;
@@ -8,7 +9,7 @@ use reqwest::Url;
 use secrecy::{ExposeSecret, SecretString};
 
 use super::mistakes::Fault;
-use super::raw::Enforce;
+use super::raw::{Enforce, LocalShare};
 use super::reader::Scalar;
 
 /// The longest name of a plan, limit, route, upstream or key, in bytes.
@@ -71,6 +72,21 @@ pub(super) fn enforce(value: Scalar<'_>) -> Result<Enforce, Fault> {
         Ok(percent @ 1..=99) => Ok(Enforce::Percent(percent)),
         _ => Err(Fault::new("a percentage lies between \"1%\" and \"99%\"")
             .hint("\"on\" for all callers, \"shadow\" for none")),
+    }
+}
+
+/// What a gateway counts by itself while the store cannot.
+pub(super) fn local_share(value: Scalar<'_>) -> Result<LocalShare, Fault> {
+    let word = text(value)?;
+    let Some(number) = word.strip_suffix('%') else {
+        return choice(&[("equal", LocalShare::Equal)], &[])(value)
+            .map_err(|fault| fault.hint("\"equal\", or a percentage such as \"25%\""));
+    };
+    match number.parse() {
+        Ok(percent) if (1..=100).contains(&percent) => NonZeroU64::new(percent)
+            .map(LocalShare::Percent)
+            .ok_or(Fault::new("a percentage is at least \"1%\"")),
+        _ => Err(Fault::new("a percentage lies between \"1%\" and \"100%\"")),
     }
 }
 

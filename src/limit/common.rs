@@ -3,17 +3,37 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::store::{Phase, Shard, SharedMap};
+use super::local::Local;
+use super::store::{Phase, Shard, SharedMap, process_name};
 
 /// Shared by the limiters of all workers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Common {
+    /// A name for the process, unlike that of every other.
+    id: Box<str>,
     lost: AtomicU64,
     shards: Mutex<Shards>,
     slots: SharedMap,
+    local: Local,
+    /// Nobody counts the gateways again before.
+    counted_until: Mutex<Option<Instant>>,
+}
+
+impl Default for Common {
+    fn default() -> Self {
+        Self {
+            id: process_name(),
+            lost: AtomicU64::new(0),
+            shards: Mutex::default(),
+            slots: SharedMap::default(),
+            local: Local::default(),
+            counted_until: Mutex::default(),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -47,6 +67,32 @@ impl Common {
     pub fn trips(&self) -> u64 {
         let shards = self.shards.lock();
         shards.past + shards.known.values().map(|shard| shard.trips()).sum::<u64>()
+    }
+
+    /// How many gateways count in the store, as far as it was heard; 0 before.
+    #[must_use]
+    pub fn gateways(&self) -> u64 {
+        self.local.gateways()
+    }
+
+    /// What is kept for the time when the store cannot decide.
+    pub(super) fn local(&self) -> &Local {
+        &self.local
+    }
+
+    /// A name for the process, unlike that of every other.
+    pub(super) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Whether whoever asks is to count the gateways now. Nobody else is told so for `pause`.
+    pub(super) fn claims_count(&self, now: Instant, pause: Duration) -> bool {
+        let mut until = self.counted_until.lock();
+        let is_due = until.is_none_or(|until| until <= now);
+        if is_due {
+            *until = Some(now + pause);
+        }
+        is_due
     }
 
     /// Which node of a cluster keeps which slot.

@@ -17,7 +17,9 @@
 //! | `slots` | requests in flight, calendar quotas |
 //! | `redis` | keys, expiry, scripts, restart, memory that is full |
 //! | `cluster` | Redis Cluster: exact counts, slots that move, a failover, nodes that are lost |
+//! | `alone` | Redis away: parts of limits, what is gone on from, what is written back |
 //! | `outage` | Redis absent, refusing, frozen |
+//! | `reload` | a configuration that changes while the gateway runs |
 //! | `faults` | each fault of Redis and of the way to it, with the figure that is promised under it |
 //! | `replay` | every decision under faults, held against a brute-force oracle |
 //! | `observing` | metrics, access log, no credential anywhere |
@@ -40,6 +42,7 @@
 #![expect(clippy::disallowed_methods, reason = "these tests measure the real time of a real process")]
 
 mod addresses;
+mod alone;
 mod answers;
 mod changes;
 mod clocks;
@@ -59,6 +62,7 @@ mod outage;
 mod paths;
 mod proxying;
 mod redis;
+mod reload;
 mod replay;
 mod scopes;
 mod settling;

@@ -9,14 +9,15 @@ use secrecy::{ExposeSecret as _, SecretString};
 use super::Context;
 use crate::config::mistakes::{Fault, Origin};
 use crate::config::raw::{
-    AdminSection, ModeWord, Raw, RedisSection, ServerSection, StoreSection, StoreWord, UpstreamSection,
+    AdminSection, LocalShare, ModeWord, Raw, RedisSection, ServerSection, StoreSection, StoreWord,
+    UpstreamSection,
 };
 use crate::config::reader::{Scalar, Written};
 use crate::config::settings::{
     AdminSettings, LogSettings, RedisSettings, ServerSettings, Settings, StoreKind, StoreSettings,
 };
-use crate::config::sources::read_file;
 use crate::config::words;
+use crate::limit::algorithm::Share;
 use crate::limit::store::{RedisStore, Topology};
 use crate::proxy::UpstreamSettings;
 
@@ -58,6 +59,7 @@ fn server(section: &ServerSection) -> Option<ServerSettings> {
         drain: section.drain.as_ref()?.value,
         max_body: section.max_body.as_ref()?.value,
         max_connections: usize::try_from(section.max_connections.as_ref()?.value).ok()?,
+        watch: section.watch.as_ref()?.value,
     })
 }
 
@@ -85,7 +87,7 @@ fn admin(section: &AdminSection, context: &Context<'_>) -> Option<AdminSettings>
 }
 
 fn store(section: &StoreSection, context: &Context<'_>) -> Option<StoreSettings> {
-    let redis = redis(&section.redis, context);
+    let redis = redis(section, context);
     let kind = match section.kind.as_ref()?.value {
         StoreWord::Memory => StoreKind::Memory,
         StoreWord::Redis => StoreKind::Redis(redis?),
@@ -93,7 +95,8 @@ fn store(section: &StoreSection, context: &Context<'_>) -> Option<StoreSettings>
     Some(StoreSettings { kind, max_callers: usize::try_from(section.max_callers.as_ref()?.value).ok()? })
 }
 
-fn redis(section: &RedisSection, context: &Context<'_>) -> Option<RedisSettings> {
+fn redis(store: &StoreSection, context: &Context<'_>) -> Option<RedisSettings> {
+    let section = &store.redis;
     let nodes = redis_nodes(section, context);
     let mode = section.mode.as_ref()?;
     let nodes = nodes?;
@@ -109,6 +112,10 @@ fn redis(section: &RedisSection, context: &Context<'_>) -> Option<RedisSettings>
         topology,
         budget: section.budget.as_ref()?.value,
         prefix: section.prefix.as_ref()?.value.clone(),
+        local_share: match store.local_share.as_ref()?.value {
+            LocalShare::Equal => None,
+            LocalShare::Percent(percent) => Some(Share::percent(percent)),
+        },
     };
     // What the client library asks of its addresses, only the library knows. Nothing connects here.
     if let Err(error) = RedisStore::new(&settings, Arc::default()) {
@@ -167,7 +174,7 @@ fn secret_of(
     parse: impl Fn(Scalar<'_>) -> Result<SecretString, Fault>,
     context: &Context<'_>,
 ) -> Option<SecretString> {
-    let read = read_file(&path_of(file)).map(SecretString::from);
+    let read = context.files.read(&path_of(file)).map(SecretString::from);
     let secret = match &read {
         Ok(text) => parse(Scalar::Text(text.expose_secret().trim_end_matches(['\r', '\n']))),
         Err(error) => Err(Fault::new(format!("names a file that cannot be read: {error}"))),

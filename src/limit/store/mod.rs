@@ -11,9 +11,9 @@ use std::num::NonZeroU64;
 use std::time::Instant;
 
 pub use breaker::Phase;
-pub use memory::{MemorySlots, MemoryStore, Place};
-pub(super) use redis::SharedMap;
+pub use memory::{MemorySlots, MemoryStore, Place, nothing};
 pub use redis::{OpenError, RedisSettings, RedisSlot, RedisStore, Server, Topology};
+pub(super) use redis::{SharedMap, process_name};
 pub use shard::Shard;
 
 use super::algorithm::Micros;
@@ -104,6 +104,9 @@ pub enum StoreError {
     /// to forget what was used.
     #[error("the store holds something that cannot be read: {0}")]
     Unreadable(String),
+    /// The connection to the store broke while it was asked.
+    #[error("the connection to the store was lost")]
+    Lost,
     /// Nobody asks the store at the moment: it has failed too often.
     #[error("the store fails, and is not asked")]
     Tripped,

@@ -54,6 +54,14 @@ impl Shard {
         self.with(|breaker, now| breaker.admits(now, || draw(caller)), None)
     }
 
+    /// Whether it may be asked for this caller, and there is no doubt that it will answer.
+    #[must_use]
+    pub fn admits_beyond_doubt(&self, caller: &str) -> bool {
+        let admits =
+            |breaker: &mut Breaker, now| breaker.is_beyond_doubt(now) && breaker.admits(now, || draw(caller));
+        self.with(admits, None)
+    }
+
     /// A call was answered, or failed like this.
     pub fn record(&self, outcome: Result<(), &StoreError>) {
         self.with(|breaker, now| breaker.record(now, outcome.is_ok()), outcome.err());

@@ -2,6 +2,7 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::Duration;
 
@@ -74,6 +75,19 @@ impl Gateway {
         let mut command = tollgate();
         command.args(["serve", "-c"]).arg(&file).envs(environment.iter().copied());
         Self::launch(&mut command, directory, |process| {
+            process.stderr.all().iter().find_map(|line| listening(line))
+        })
+    }
+
+    /// Starts it with these files and directories, which belong to the test: it may change them.
+    #[track_caller]
+    pub(crate) fn start_on(sources: &[&Path]) -> Self {
+        let mut command = tollgate();
+        command.arg("serve");
+        for source in sources {
+            command.arg("-c").arg(source);
+        }
+        Self::launch(&mut command, tempfile::tempdir().unwrap(), |process| {
             process.stderr.all().iter().find_map(|line| listening(line))
         })
     }
@@ -158,6 +172,17 @@ impl Gateway {
     #[track_caller]
     pub(crate) fn admin(&self, target: &str) -> Answer {
         Request::get(target).on(&mut Connection::open(self.admin))
+    }
+
+    /// Has the configuration read again through the admin listener.
+    #[track_caller]
+    pub(crate) fn reload(&self) -> Answer {
+        Request::new("POST", "/v1/reload").on(&mut Connection::open(self.admin))
+    }
+
+    /// Sends the process a signal by name, for example `HUP`.
+    pub(crate) fn signal(&self, name: &str) {
+        self.process.signal(name);
     }
 
     /// The sum of all samples of this metric that carry these labels.

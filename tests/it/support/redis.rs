@@ -195,7 +195,8 @@ impl Redis {
         format!("redis://{}:{}", self.host, self.port)
     }
 
-    /// The `[store]` tables of a gateway that counts here.
+    /// The `[store]` tables of a gateway that counts here. While it cannot, it counts whole limits: how many other gateways a
+    /// test has, and whether they were heard of, does not matter.
     pub(crate) fn tables(&self, on_failure: &str, budget: &str) -> String {
         tables(&self.url(), on_failure, budget)
     }
@@ -403,7 +404,7 @@ fn command(words: &[&str]) -> Vec<u8> {
 /// The `[store]` tables of a gateway that counts in the Redis with this URL.
 pub(super) fn tables(url: &str, on_failure: &str, budget: &str) -> String {
     format!(
-        "[store]\nkind = \"redis\"\non_failure = \"{on_failure}\"\n\n[store.redis]\nurl = \"{url}\"\nbudget = \"{budget}\""
+        "[store]\nkind = \"redis\"\non_failure = \"{on_failure}\"\nlocal_share = \"100%\"\n\n[store.redis]\nurl = \"{url}\"\nbudget = \"{budget}\""
     )
 }
 
@@ -511,11 +512,12 @@ impl Cluster {
         SlotMove { cluster: self, slot, from, to }
     }
 
-    /// The `[store]` tables of a gateway that counts here.
+    /// The `[store]` tables of a gateway that counts here. While it cannot, it counts whole limits: how many other gateways a
+    /// test has, and whether they were heard of, does not matter.
     pub(crate) fn tables(&self, on_failure: &str, budget: &str) -> String {
         let urls: Vec<String> = self.primaries().iter().map(|node| format!("\"{}\"", node.url())).collect();
         format!(
-            "[store]\nkind = \"redis\"\non_failure = \"{on_failure}\"\n\n[store.redis]\nmode = \"cluster\"\nnodes = [{}]\nbudget = \"{budget}\"",
+            "[store]\nkind = \"redis\"\non_failure = \"{on_failure}\"\nlocal_share = \"100%\"\n\n[store.redis]\nmode = \"cluster\"\nnodes = [{}]\nbudget = \"{budget}\"",
             urls.join(", ")
         )
     }

@@ -7,6 +7,7 @@
 mod calls;
 mod connection;
 mod eviction;
+mod gateways;
 mod leases;
 mod messages;
 mod node;
@@ -17,17 +18,18 @@ mod server_clock;
 mod slots;
 mod topology;
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ::redis::RedisError;
 use calls::Calls;
+pub(in crate::limit) use gateways::name as process_name;
 pub use leases::RedisSlot;
 use leases::{Asking, LOOK_EVERY, Leases};
-use messages::{Call, Message, Messages};
-use node::{Answer, Kit};
+use messages::{Message, Messages};
+use node::{Answer, Call, Kit};
 use nodes::Nodes;
 pub use opener::OpenError;
 use opener::Opener;
@@ -41,6 +43,7 @@ use super::guard::within;
 use super::{Charge, Decision, Settlement, Store, StoreError};
 use crate::clock;
 use crate::limit::Common;
+use crate::limit::algorithm::Share;
 
 /// `[store.redis]`, resolved.
 #[derive(Debug, Clone)]
@@ -51,6 +54,8 @@ pub struct RedisSettings {
     pub budget: Duration,
     /// The first part of every key.
     pub prefix: String,
+    /// What this gateway counts by itself of each limit while Redis cannot; `None`: an equal part for each that lives.
+    pub local_share: Option<Share>,
 }
 
 /// A call is sent on at most so often. The budget ends it, not this number: while a slot moves, one call can need many, since
@@ -67,6 +72,8 @@ pub struct RedisStore {
     leases: Rc<Leases>,
     /// What sends messages and renews leases; `None` before there is something to do.
     housekeeping: RefCell<Option<JoinHandle<()>>>,
+    /// What counts gateways; `None` before the worker is connected.
+    counting: OnceCell<JoinHandle<()>>,
 }
 
 impl RedisStore {
@@ -102,12 +109,24 @@ impl RedisStore {
         });
         let messages = Rc::new(Messages::new(Rc::clone(&nodes), Arc::clone(&kit.common)));
         let leases = Leases::new(Rc::clone(&messages));
-        Ok(Self { kit, nodes, messages, leases, housekeeping: RefCell::new(None) })
+        let (housekeeping, counting) = Default::default();
+        Ok(Self { kit, nodes, messages, leases, housekeeping, counting })
     }
 
-    /// Begins to connect, so that the first request need not wait for it. Only inside of a worker's runtime.
+    /// Begins to connect, so that the first request need not wait for it, and to be counted as a gateway. Only inside of a
+    /// worker's runtime.
     pub fn connect(&self) {
         self.nodes.start();
+        self.counting.get_or_init(|| {
+            let counting = gateways::keep_counting(Rc::downgrade(&self.kit), Rc::downgrade(&self.nodes));
+            tokio::task::spawn_local(counting)
+        });
+    }
+
+    /// Whether Redis may be asked for this caller, and there is no doubt that it will answer.
+    #[must_use]
+    pub fn admits(&self, caller: &str) -> bool {
+        self.nodes.admits(self.nodes.slot(caller), caller)
     }
 
     /// When a request that comes now is no longer waited for.
@@ -145,6 +164,22 @@ impl RedisStore {
         let Some(message) = self.settling(settlement) else { return };
         self.keep_house();
         self.messages.leave(message);
+    }
+
+    /// Settles a charge now, until `deadline` at most.
+    ///
+    /// # Errors
+    /// [`Tripped`](StoreError::Tripped) and [`Disconnected`](StoreError::Disconnected) if it was surely not sent; else it may
+    /// be settled or not.
+    pub async fn settle_now(
+        &self,
+        settlement: Settlement<'_>,
+        deadline: Option<Instant>,
+    ) -> Result<(), StoreError> {
+        match self.settling(settlement) {
+            Some(message) => self.messages.deliver(&message, deadline).await,
+            None => Ok(()),
+        }
     }
 
     fn settling(&self, settlement: Settlement<'_>) -> Option<Message> {
@@ -207,9 +242,7 @@ impl Store for RedisStore {
 
 impl Drop for RedisStore {
     fn drop(&mut self) {
-        if let Some(task) = self.housekeeping.take() {
-            task.abort();
-        }
+        self.housekeeping.take().iter().chain(self.counting.get()).for_each(JoinHandle::abort);
     }
 }
 
@@ -238,7 +271,7 @@ fn store_error(error: &RedisError) -> StoreError {
     } else if error.is_timeout() {
         StoreError::Timeout
     } else if error.is_io_error() || error.is_connection_dropped() {
-        StoreError::Disconnected
+        StoreError::Lost
     } else {
         StoreError::Refused(code())
     }

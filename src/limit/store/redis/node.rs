@@ -57,6 +57,15 @@ pub(super) struct Node {
     tending: OnceCell<JoinHandle<()>>,
 }
 
+/// A call that no request waits for, or that nobody decides by.
+#[derive(Debug)]
+pub(super) enum Call {
+    /// A command.
+    Plain(Cmd),
+    /// A call of a script, by its hash.
+    Script(Rc<Script>, Cmd),
+}
+
 /// What a server made of a request.
 #[derive(Debug)]
 pub(super) enum Answer {
@@ -153,6 +162,17 @@ impl Node {
             }
         }
         Err(StoreError::Nonsense("not a decision, again and again").into())
+    }
+
+    /// Sends a call, unless the server has tripped: it is left alone then.
+    pub(super) async fn send(&self, call: &Call, asking: bool) -> Result<Value, Failure> {
+        if self.guard.shard().phase() == Phase::Tripped {
+            return Err(StoreError::Tripped.into());
+        }
+        match call {
+            Call::Plain(command) => self.ask(command, asking).await,
+            Call::Script(script, by_hash) => self.run(script, by_hash, asking).await,
+        }
     }
 
     /// Runs a script. The script cache is volatile: a restart, a failover or SCRIPT FLUSH empties it. The source heals it at
