@@ -65,7 +65,11 @@ fn mixed_traffic_under_faults_makes_nothing_grow() {
     let upstream = FaultProxy::to_any(backend.address().port());
     let mut redis = Redis::start();
     let store = FaultProxy::to_redis(redis.port());
-    let gateway = Gateway::start(&config(upstream.address(), &store));
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("tollgate.toml");
+    let write = |limit| std::fs::write(&file, config(upstream.address(), &store, limit).text()).unwrap();
+    write(5_000);
+    let gateway = Gateway::start_on(&[&file]);
     let (over, tally) = (AtomicBool::new(false), Mutex::new(Tally::default()));
     let begun = Instant::now();
     let mut rounds = 0;
@@ -86,6 +90,11 @@ fn mixed_traffic_under_faults_makes_nothing_grow() {
                     fault.strike(&mut redis, &store, &upstream);
                 }
                 rounds += 1;
+                // Another configuration each time; also one with a mistake.
+                write(5_000 + u64::from(rounds % 2));
+                gateway.reload().expect(200);
+                write(0);
+                gateway.signal("HUP");
             }
         }));
         over.store(true, Ordering::SeqCst);
@@ -138,10 +147,11 @@ fn backend() -> Backend {
     })
 }
 
-fn config(upstream: SocketAddr, store: &FaultProxy) -> Config {
+/// The configuration with this limit of the plan `pro`.
+fn config(upstream: SocketAddr, store: &FaultProxy, limit: u64) -> Config {
     Config::bare(upstream)
         .route("all", "/*", "plans = [\"pro\", \"free\", \"anonymous\", \"mixed\"]")
-        .plan("pro", r#"{ name = "window", limit = 5000, per = "10s" }"#)
+        .plan("pro", &format!(r#"{{ name = "window", limit = {limit}, per = "10s" }}"#))
         .plan("free", r#"{ name = "window", limit = 5, per = "10s" }"#)
         .plan("anonymous", r#"{ name = "window", limit = 20, per = "10s" }"#)
         .plan(
