@@ -19,7 +19,7 @@ use super::settings::HeaderStyle;
 use super::units::{at_least_one, duration, duration_in, limit, size, whole_in};
 use super::words::{
     account, answer_header, choice, enforce, flag, hash, header, listen, local_share, log_filter, name,
-    network, redis_url, target, text, token,
+    network, redis_url, secret, target, text, token,
 };
 use crate::inbound::METHODS;
 use crate::limit::{OnFailure, Unit};
@@ -101,7 +101,9 @@ fn read_accounts(root: &mut Table<'_>) -> Vec<AccountSection> {
 pub(super) struct ServerSection {
     pub(super) listen: Field<SocketAddr>,
     pub(super) workers: Field<u64>,
+    pub(super) drain_delay: Field<Duration>,
     pub(super) drain: Field<Duration>,
+    pub(super) reuse_port: Field<bool>,
     pub(super) max_body: Field<u64>,
     pub(super) max_connections: Field<u64>,
     pub(super) encoded_slashes: Field<bool>,
@@ -113,7 +115,9 @@ impl ServerSection {
         let section = Self {
             listen: table.require("listen", listen),
             workers: table.require("workers", whole_in(0, WORKERS_MAX)),
+            drain_delay: table.require("drain_delay", duration_in("0s", DRAIN_MAX)),
             drain: table.require("drain", duration_in("0s", DRAIN_MAX)),
+            reuse_port: table.require("reuse_port", flag),
             max_body: table.require("max_body", size),
             max_connections: table.require("max_connections", whole_in(1, CONNECTIONS_MAX)),
             encoded_slashes: table.require("encoded_slashes", flag),
@@ -196,6 +200,15 @@ fn read_memory(mut table: Table<'_>) -> Field<u64> {
 pub(super) enum ModeWord {
     Standalone,
     Cluster,
+    Sentinel,
+}
+
+/// Who the gateway is to a server of Redis.
+#[derive(Debug, Default)]
+pub(super) struct LoginKeys {
+    pub(super) username: Field<String>,
+    pub(super) password: Field<SecretString>,
+    pub(super) password_file: Field<String>,
 }
 
 /// `[store.redis]`
@@ -205,19 +218,42 @@ pub(super) struct RedisSection {
     pub(super) url_file: Field<String>,
     pub(super) nodes: List<SecretString>,
     pub(super) mode: Field<ModeWord>,
+    pub(super) login: LoginKeys,
+    pub(super) tls_ca_file: Field<String>,
+    pub(super) tls_cert_file: Field<String>,
+    pub(super) tls_key_file: Field<String>,
+    pub(super) master_name: Field<String>,
+    pub(super) sentinel_login: LoginKeys,
     pub(super) budget: Field<Duration>,
     pub(super) prefix: Field<String>,
 }
 
 impl RedisSection {
     fn read(mut table: Table<'_>) -> Self {
-        const MODES: &[(&str, ModeWord)] =
-            &[("standalone", ModeWord::Standalone), ("cluster", ModeWord::Cluster)];
+        const MODES: &[(&str, ModeWord)] = &[
+            ("standalone", ModeWord::Standalone),
+            ("cluster", ModeWord::Cluster),
+            ("sentinel", ModeWord::Sentinel),
+        ];
         let section = Self {
             url: table.get("url", redis_url),
             url_file: table.get("url_file", text),
             nodes: table.list("nodes", redis_url),
-            mode: table.require("mode", choice(MODES, &["sentinel"])),
+            mode: table.require("mode", choice(MODES, &[])),
+            login: LoginKeys {
+                username: table.get("username", text),
+                password: table.get("password", secret),
+                password_file: table.get("password_file", text),
+            },
+            tls_ca_file: table.get("tls_ca_file", text),
+            tls_cert_file: table.get("tls_cert_file", text),
+            tls_key_file: table.get("tls_key_file", text),
+            master_name: table.get("master_name", text),
+            sentinel_login: LoginKeys {
+                username: table.get("sentinel_username", text),
+                password: table.get("sentinel_password", secret),
+                password_file: table.get("sentinel_password_file", text),
+            },
             budget: table.require("budget", duration_in("1ms", BUDGET_MAX)),
             prefix: table.require("prefix", name),
         };

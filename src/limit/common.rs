@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::local::Local;
-use super::store::{Phase, Shard, SharedMap, process_name};
+use super::store::{FailureKind, Phase, Shard, SharedMap, process_name};
 
 /// Shared by the limiters of all workers.
 #[derive(Debug)]
@@ -16,6 +16,9 @@ pub struct Common {
     /// A name for the process, unlike that of every other.
     id: Box<str>,
     lost: AtomicU64,
+    failures: Failures,
+    /// Connections to a Redis that may evict.
+    evicting: AtomicU64,
     shards: Mutex<Shards>,
     slots: SharedMap,
     local: Local,
@@ -28,11 +31,23 @@ impl Default for Common {
         Self {
             id: process_name(),
             lost: AtomicU64::new(0),
+            failures: Failures::default(),
+            evicting: AtomicU64::new(0),
             shards: Mutex::default(),
             slots: SharedMap::default(),
             local: Local::default(),
             counted_until: Mutex::default(),
         }
+    }
+}
+
+/// How often the store failed, by the place of the kind.
+#[derive(Debug)]
+struct Failures([AtomicU64; FailureKind::ALL.len()]);
+
+impl Default for Failures {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| AtomicU64::default()))
     }
 }
 
@@ -53,6 +68,34 @@ impl Common {
 
     pub(super) fn count_lost(&self) {
         self.lost.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// How often the store failed in each way, questions and attempts to connect together.
+    pub fn failures(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let counts = self.failures.0.iter().map(|count| count.load(Ordering::Relaxed));
+        FailureKind::ALL.iter().map(|kind| kind.name()).zip(counts)
+    }
+
+    pub(super) fn count_failure(&self, kind: FailureKind) {
+        if let Some(count) = self.failures.0.get(kind.place()) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether Redis may evict counters, as far as a connection has been told.
+    #[must_use]
+    pub fn may_evict(&self) -> bool {
+        self.evicting.load(Ordering::Relaxed) > 0
+    }
+
+    /// A connection sees a Redis that may evict, or sees it no more. Whether it is the first one that does.
+    pub(super) fn note_eviction(&self, seen: bool) -> bool {
+        if seen {
+            self.evicting.fetch_add(1, Ordering::Relaxed) == 0
+        } else {
+            self.evicting.fetch_sub(1, Ordering::Relaxed);
+            false
+        }
     }
 
     /// Where the breaker of the store stands; of several shards, that of the worst.

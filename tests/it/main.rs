@@ -18,9 +18,12 @@
 //! | `redis` | keys, expiry, scripts, restart, memory that is full |
 //! | `cluster` | Redis Cluster: exact counts, slots that move, a failover, nodes that are lost |
 //! | `alone` | Redis away: parts of limits, what is gone on from, what is written back |
+//! | `stopping` | the end of a gateway: what is in flight, what clients are told, signals and exit codes |
+//! | `restarting` | sockets that are handed over or shared: nobody is refused or reset |
 //! | `outage` | Redis absent, refusing, frozen |
 //! | `reload` | a configuration that changes while the gateway runs |
 //! | `faults` | each fault of Redis and of the way to it, with the figure that is promised under it |
+//! | `topologies` | how Redis is reached: TLS, logins, sockets, Sentinel; and each error that it may answer |
 //! | `replay` | every decision under faults, held against a brute-force oracle |
 //! | `observing` | metrics, access log, no credential anywhere |
 //! | `dashboards` | every panel and alert has data, in a real Prometheus |
@@ -64,9 +67,12 @@ mod proxying;
 mod redis;
 mod reload;
 mod replay;
+mod restarting;
 mod scopes;
 mod settling;
 mod slots;
 mod soak;
+mod stopping;
 mod support;
 mod tidy;
+mod topologies;

@@ -1,6 +1,7 @@
 //! Where counters live. One trait with one verb, and one contract test suite that every store passes.
 
 mod breaker;
+mod failure;
 mod guard;
 mod memory;
 mod redis;
@@ -11,8 +12,12 @@ use std::num::NonZeroU64;
 use std::time::Instant;
 
 pub use breaker::Phase;
+pub use failure::FailureKind;
 pub use memory::{MemorySlots, MemoryStore, Place, nothing};
-pub use redis::{OpenError, RedisSettings, RedisSlot, RedisStore, Server, Topology};
+pub use redis::{
+    Identity, Login, OpenError, Password, RedisSettings, RedisSlot, RedisStore, SentinelSettings, Server,
+    Tls, Topology,
+};
 pub(super) use redis::{SharedMap, process_name};
 pub use shard::Shard;
 
@@ -27,7 +32,7 @@ pub enum StoreKind {
     /// This process.
     Memory,
     /// Redis, shared by all gateways.
-    Redis(RedisSettings),
+    Redis(Box<RedisSettings>),
 }
 
 /// One request, as a store sees it.

@@ -1,7 +1,9 @@
 //! Real Redis servers, alone and as a cluster.
 
+use std::cell::Cell;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -60,6 +62,10 @@ pub(crate) struct Redis {
     directory: TempDir,
     kind: Kind,
     environment: Vec<(&'static str, String)>,
+    /// Further words of its command line.
+    further: Vec<String>,
+    /// Whether the default user has a password, and the test another user.
+    locked: Cell<bool>,
 }
 
 /// How a server is set up.
@@ -93,7 +99,7 @@ impl Redis {
         let environment = clock.environment().map(|(name, value)| {
             (name, if name == "LD_PRELOAD" { format!("{value} libc.so.6") } else { value.to_owned() })
         });
-        Self::start_with(Kind::Plain, &environment)
+        Self::start_like(Kind::Plain, &[], &environment)
     }
 
     /// Starts an empty server on the far end of a wire that can be cut; see [`Wire`].
@@ -101,6 +107,16 @@ impl Redis {
         let redis = Self::start_as(Kind::Apart);
         let wire = Wire { of: redis.running().id() };
         (redis, wire)
+    }
+
+    /// Starts an empty server with further words on its command line.
+    pub(crate) fn start_saying(further: &[&str]) -> Self {
+        Self::start_like(Kind::Plain, further, &[])
+    }
+
+    /// Starts a node that belongs to a cluster and keeps no slots.
+    pub(crate) fn start_lonely_node() -> Self {
+        Self::start_as(Kind::Node)
     }
 
     /// A port and a directory, and no server yet.
@@ -112,17 +128,20 @@ impl Redis {
             directory: tempfile::tempdir().unwrap(),
             kind: Kind::Plain,
             environment: Vec::new(),
+            further: Vec::new(),
+            locked: Cell::new(false),
         }
     }
 
     fn start_as(kind: Kind) -> Self {
-        Self::start_with(kind, &[])
+        Self::start_like(kind, &[], &[])
     }
 
-    fn start_with(kind: Kind, environment: &[(&'static str, String)]) -> Self {
+    fn start_like(kind: Kind, further: &[&str], environment: &[(&'static str, String)]) -> Self {
         let host = if kind == Kind::Apart { Wire::addresses()[1] } else { Ipv4Addr::LOCALHOST };
         for _ in 0..PORT_ATTEMPTS {
-            let mut redis = Self { kind, host, environment: environment.to_vec(), ..Self::absent() };
+            let further = further.iter().map(|word| (*word).to_owned()).collect();
+            let mut redis = Self { kind, host, further, environment: environment.to_vec(), ..Self::absent() };
             // Nodes talk to each other on a port 10,000 higher.
             if kind == Kind::Node && redis.port > u16::MAX - 10_000 {
                 continue;
@@ -167,6 +186,7 @@ impl Redis {
             // As the manual wants it: the callers of one lost primary are no reason to refuse all others.
             command.args(["--cluster-require-full-coverage", "no"]);
         }
+        command.args(&self.further);
         let installed = Command::new(program()).arg("--version").output().is_ok();
         assert!(installed, "there is no {}; ./test installs redis-server (apt: redis-server)", program());
         let mut process = Process::start(&mut command);
@@ -226,11 +246,46 @@ impl Redis {
     }
 
     fn try_cmd(&self, words: &[&str]) -> std::io::Result<Reply> {
-        let address = SocketAddr::from((self.host, self.port));
-        let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(1))?;
-        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-        stream.write_all(&command(words))?;
-        read_reply(&mut BufReader::new(stream))
+        let mut client = Client::open(self.host, self.port)?;
+        if self.locked.get() {
+            client.try_cmd(&["AUTH", "test", "test"])?;
+        }
+        client.try_cmd(words)
+    }
+
+    /// A connection that stays.
+    pub(crate) fn client(&self) -> Client {
+        Client::open(self.host, self.port).unwrap()
+    }
+
+    /// From now on everybody needs a password.
+    pub(crate) fn lock(&self) {
+        self.cmd(&["ACL", "SETUSER", "test", "on", ">test", "~*", "&*", "+@all"]);
+        self.cmd(&["ACL", "SETUSER", "default", "resetpass", ">secret"]);
+        self.locked.set(true);
+    }
+
+    /// From now on nobody does.
+    pub(crate) fn unlock(&self) {
+        self.cmd(&["ACL", "SETUSER", "default", "nopass"]);
+        self.locked.set(false);
+    }
+
+    /// Ends the connections of all others.
+    pub(crate) fn cut(&self) {
+        self.cmd(&["CLIENT", "KILL", "TYPE", "normal"]);
+    }
+
+    /// Its directory.
+    pub(crate) fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Kills it and starts it again with further words on its command line.
+    #[track_caller]
+    pub(crate) fn restart_with(&mut self, further: &[&str]) {
+        self.further = further.iter().map(|word| (*word).to_owned()).collect();
+        self.restart();
     }
 
     /// The number that a command answers.
@@ -551,6 +606,152 @@ impl SlotMove<'_> {
             node.cmd(&["CLUSTER", "SETSLOT", &self.slot, "NODE", &id]);
         }
     }
+}
+
+/// A connection of the test's own.
+#[derive(Debug)]
+pub(crate) struct Client(BufReader<TcpStream>);
+
+impl Client {
+    fn open(host: Ipv4Addr, port: u16) -> std::io::Result<Self> {
+        let stream = TcpStream::connect_timeout(&SocketAddr::from((host, port)), Duration::from_secs(1))?;
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+        Ok(Self(BufReader::new(stream)))
+    }
+
+    fn try_cmd(&mut self, words: &[&str]) -> std::io::Result<Reply> {
+        self.send(words)?;
+        read_reply(&mut self.0)
+    }
+
+    /// Sends one command and waits for no reply.
+    pub(crate) fn send(&mut self, words: &[&str]) -> std::io::Result<()> {
+        self.0.get_mut().write_all(&command(words))
+    }
+
+    /// Runs one command. Fails on an error reply.
+    #[track_caller]
+    pub(crate) fn cmd(&mut self, words: &[&str]) -> Reply {
+        match self.try_cmd(words).unwrap() {
+            Reply::Error(error) => panic!("{words:?}: {error}"),
+            reply => reply,
+        }
+    }
+}
+
+/// What the Sentinels call their primary.
+const MASTER_NAME: &str = "mymaster";
+
+/// Three Sentinels, a primary and a replica.
+#[derive(Debug)]
+pub(crate) struct Watched {
+    sentinels: Vec<Sentinel>,
+    servers: [Redis; 2],
+}
+
+#[derive(Debug)]
+struct Sentinel {
+    process: Process,
+    port: u16,
+    _directory: TempDir,
+}
+
+impl Watched {
+    /// Starts them, and waits until every Sentinel knows all others.
+    pub(crate) fn start() -> Self {
+        let servers = [Redis::start(), Redis::start()];
+        let [primary, replica] = &servers;
+        replica.cmd(&["REPLICAOF", "127.0.0.1", &primary.port.to_string()]);
+        eventually("the replica to be in step", START_LIMIT, || {
+            let status = replica.info("replication", "master_link_status");
+            (status.as_deref() == Some("up")).then_some(())
+        });
+        let sentinels: Vec<Sentinel> = (0..3).map(|_| Sentinel::start(primary.port)).collect();
+        let watched = Self { sentinels, servers };
+        for sentinel in &watched.sentinels {
+            eventually("the Sentinels to know each other", START_LIMIT, || {
+                let Reply::Many(fields) = ask(sentinel.port, &["SENTINEL", "MASTER", MASTER_NAME]).ok()?
+                else {
+                    return None;
+                };
+                let texts: Vec<String> = fields.iter().map(Reply::text).collect();
+                let field =
+                    |name: &str| texts.chunks(2).find(|pair| pair[0] == name).map(|pair| pair[1].clone());
+                (field("num-other-sentinels")? == "2" && field("num-slaves")? == "1").then_some(())
+            });
+        }
+        watched
+    }
+
+    /// The server that is the primary now, by its own word.
+    pub(crate) fn primary(&self) -> Option<usize> {
+        let is_primary = |redis: &Redis| {
+            redis.process.is_some()
+                && matches!(redis.try_cmd(&["ROLE"]), Ok(Reply::Many(parts)) if parts[0].text() == "master")
+        };
+        self.servers.iter().position(is_primary)
+    }
+
+    /// One of the two servers.
+    pub(crate) fn server(&mut self, at: usize) -> &mut Redis {
+        &mut self.servers[at]
+    }
+
+    /// Has the Sentinels make the replica the primary.
+    #[track_caller]
+    pub(crate) fn fail_over(&self) {
+        eventually("a Sentinel to begin", START_LIMIT, || {
+            let reply = ask(self.sentinels[0].port, &["SENTINEL", "FAILOVER", MASTER_NAME]).unwrap();
+            (reply == Reply::Simple("OK".to_owned())).then_some(())
+        });
+    }
+
+    /// Freezes one of the Sentinels.
+    pub(crate) fn stop_sentinel(&self, at: usize) {
+        self.sentinels[at].process.signal("STOP");
+    }
+
+    /// The `[store]` tables of a gateway that counts here.
+    pub(crate) fn tables(&self, on_failure: &str, budget: &str) -> String {
+        let urls: Vec<String> = self
+            .sentinels
+            .iter()
+            .map(|sentinel| format!("\"redis://127.0.0.1:{}\"", sentinel.port))
+            .collect();
+        format!(
+            "[store]\nkind = \"redis\"\non_failure = \"{on_failure}\"\n\n[store.redis]\nmode = \"sentinel\"\nmaster_name = \"{MASTER_NAME}\"\nnodes = [{}]\nbudget = \"{budget}\"",
+            urls.join(", ")
+        )
+    }
+}
+
+impl Sentinel {
+    fn start(primary: u16) -> Self {
+        for _ in 0..PORT_ATTEMPTS {
+            let (port, directory) = (free_port(), tempfile::tempdir().unwrap());
+            let file = directory.path().join("sentinel.conf");
+            let config = format!(
+                "port {port}\nbind 127.0.0.1\ndir {}\nsentinel monitor {MASTER_NAME} 127.0.0.1 {primary} 2\nsentinel down-after-milliseconds {MASTER_NAME} 1000\nsentinel failover-timeout {MASTER_NAME} 6000\n",
+                directory.path().display()
+            );
+            std::fs::write(&file, config).unwrap();
+            let mut process = Process::start(Command::new(program()).arg(&file).arg("--sentinel"));
+            let up = eventually("a Sentinel to start or to give up", START_LIMIT, || {
+                if process.exit_code().is_some() {
+                    return Some(false);
+                }
+                ask(port, &["PING"]).is_ok().then_some(true)
+            });
+            if up {
+                return Self { process, port, _directory: directory };
+            }
+        }
+        panic!("no Sentinel found a free port in {PORT_ATTEMPTS} attempts");
+    }
+}
+
+fn ask(port: u16, words: &[&str]) -> std::io::Result<Reply> {
+    Client::open(Ipv4Addr::LOCALHOST, port)?.try_cmd(words)
 }
 
 fn read_reply(source: &mut impl BufRead) -> std::io::Result<Reply> {

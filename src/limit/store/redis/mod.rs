@@ -6,6 +6,7 @@
 
 mod calls;
 mod connection;
+mod errors;
 mod eviction;
 mod gateways;
 mod leases;
@@ -14,6 +15,7 @@ mod node;
 mod nodes;
 mod opener;
 mod script;
+mod sentinel;
 mod server_clock;
 mod slots;
 mod topology;
@@ -23,8 +25,9 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ::redis::RedisError;
+use ::redis::{ErrorKind, RedisError};
 use calls::Calls;
+use connection::Way;
 pub(in crate::limit) use gateways::name as process_name;
 pub use leases::RedisSlot;
 use leases::{Asking, LOOK_EVERY, Leases};
@@ -34,10 +37,11 @@ use nodes::Nodes;
 pub use opener::OpenError;
 use opener::Opener;
 use script::Scripts;
+use sentinel::Sentinels;
 pub(in crate::limit) use slots::SharedMap;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
-pub use topology::{Server, Topology};
+pub use topology::{Identity, Login, Password, SentinelSettings, Server, Tls, Topology};
 
 use super::guard::within;
 use super::{Charge, Decision, Settlement, Store, StoreError};
@@ -97,7 +101,12 @@ impl RedisStore {
         let nodes = Rc::new(match &settings.topology {
             Topology::Standalone(server) => {
                 let opener = Opener::new(server)?;
-                Nodes::one(&opener.address(), opener, &kit)
+                let address = opener.address().to_owned();
+                Nodes::one(&address, Way::Primary(Box::new(opener)), &kit)
+            }
+            Topology::Sentinel(settings) => {
+                let sentinels = Sentinels::new(settings)?;
+                Nodes::one(&settings.master_name, Way::Sentinel(Box::new(sentinels)), &kit)
             }
             Topology::Cluster(servers) => {
                 let seeds = servers.iter().map(|server| {
@@ -232,6 +241,11 @@ impl Store for RedisStore {
     async fn decide(&self, charge: Charge<'_>) -> Result<Decision, StoreError> {
         let asking = self.asking(charge);
         let decision = self.decide_somewhere(charge).await;
+        match &decision {
+            // Nobody was asked.
+            Ok(_) | Err(StoreError::Tripped) => {}
+            Err(error) => self.kit.common.count_failure(error.kind()),
+        }
         // Nobody was asked, or an answer has come: nothing can be lent that is not known of.
         if matches!(decision, Ok(_) | Err(StoreError::Tripped)) {
             asking.into_iter().for_each(Asking::answered);
@@ -259,15 +273,16 @@ async fn keep_house(messages: Rc<Messages>, leases: Rc<Leases>, scripts: Rc<Scri
 
 /// The error without the server's words behind the code: they may hold a key, and so a caller.
 fn store_error(error: &RedisError) -> StoreError {
-    let code = || error.code().unwrap_or("no code").to_owned();
+    let code = || errors::code(error).unwrap_or("no code").to_owned();
     // A script of ours says so, or a value of another type says it for itself.
     let contains = |words| error.detail().is_some_and(|detail| detail.contains(words));
     let says = |words| contains("TOLLGATE") && contains(words);
-    // Redis 6.2 has no code for an error inside of a script.
-    if says("state") || error.code() == Some("WRONGTYPE") || contains("WRONGTYPE") {
+    if says("state") || errors::code(error) == Some("WRONGTYPE") {
         StoreError::Unreadable(code())
     } else if says("clocks") {
         StoreError::ClocksApart
+    } else if error.kind() == ErrorKind::Parse {
+        StoreError::Nonsense("not the protocol of Redis")
     } else if error.is_timeout() {
         StoreError::Timeout
     } else if error.is_io_error() || error.is_connection_dropped() {

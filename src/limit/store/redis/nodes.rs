@@ -14,7 +14,7 @@ use ::redis::Value;
 use tokio::task::JoinHandle;
 
 use super::super::{Phase, StoreError};
-use super::connection::Link;
+use super::connection::{Link, Way};
 use super::node::{Call, Failure, Kit, Node, Redirect};
 use super::opener::Opener;
 use super::slots::{SLOTS, SlotMap, slot_of, split};
@@ -47,8 +47,8 @@ pub(super) enum Nodes {
 
 impl Nodes {
     /// One server.
-    pub(super) fn one(address: &str, opener: Opener, kit: &Rc<Kit>) -> Self {
-        Self::One(Node::new(address, opener, kit))
+    pub(super) fn one(name: &str, way: Way, kit: &Rc<Kit>) -> Self {
+        Self::One(Node::new(name, way, kit))
     }
 
     /// A cluster that one of `seeds`, with their addresses, tells about.
@@ -222,7 +222,7 @@ impl Cluster {
         }
         let (seed, (host, port)) =
             self.seeds.first().zip(split(address)).ok_or(StoreError::Nonsense("an address that is none"))?;
-        let node = Node::new(address, seed.1.at(host, port), &self.kit);
+        let node = Node::new(address, Way::Node(Box::new(seed.1.at(host, port))), &self.kit);
         node.tend();
         self.nodes.borrow_mut().insert(address.into(), Rc::clone(&node));
         Ok(node)
