@@ -337,6 +337,7 @@ fn the_built_in_defaults_are_those_of_the_documentation() {
     assert_eq!(upstream.head_timeout, Duration::from_secs(15));
     assert_eq!(upstream.idle_timeout, Duration::from_secs(30));
     assert_eq!(upstream.pool_idle_timeout, Duration::from_secs(4));
+    assert_eq!(upstream.resolve_every, Duration::from_secs(30));
 
     assert!(policy.keys.is_empty(), "nobody's gateway knows the example keys");
     assert_eq!(policy.plans.len(), 1, "nobody's gateway has the example plans");
