@@ -1,11 +1,12 @@
 //! Assembles the rooms into a running gateway: sockets, gate, proxy, admin.
 //!
-//! [`Gateway::bind`] reserves the addresses, so that they are known before anything runs; [`Gateway::run`] serves until it
-//! is told to stop, and then lets requests in flight finish.
+//! [`Gateway::bind`] reserves the addresses, or takes the sockets that were handed over, so that they are known before anything
+//! runs; [`Gateway::run`] serves until it is told to stop, and then ends in steps: not ready, clients told to go, nobody let in
+//! any more, what is in flight finished.
 
 use std::future::Future;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,11 +14,13 @@ use actix_http::{HttpService, Protocol};
 use actix_rt::net::TcpStream;
 use actix_service::{IntoServiceFactory as _, ServiceFactoryExt as _, fn_service, map_config};
 use actix_web::body::{BodySize, MessageBody as _};
-use actix_web::dev::{AppConfig, Server};
+use actix_web::dev::{AppConfig, Server, Service as _};
 use actix_web::http::{ConnectionType, Version, header};
 use actix_web::web::{self, Data, Payload};
 use actix_web::{App, HttpRequest, HttpResponse};
 use parking_lot::Mutex;
+use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout};
 
 use crate::admin::{self, Admin};
 use crate::clock::{self, SystemClock};
@@ -25,8 +28,9 @@ use crate::config::{Loaded, ServerSettings, Settings};
 use crate::gate::{Admitted, Gate, UpstreamTime};
 use crate::limit::Limiter;
 use crate::limit::store::{MemoryStore, OpenError};
+use crate::listen::drain::Drain;
 use crate::listen::reply::Rejection;
-use crate::listen::socket;
+use crate::listen::socket::{Door, HandedOver, Listener};
 use crate::listen::turns::Turns;
 use crate::observe::{AccessLogWriter, Metrics};
 use crate::plan::Unbuildable;
@@ -45,6 +49,18 @@ const KEEP_ALIVE: Duration = Duration::from_secs(75);
 /// How often a part of the memory store is searched for what has expired.
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 
+/// How long the workers may take to end when nothing is left for them to do.
+const WORKERS_END: Duration = Duration::from_millis(500);
+
+/// How a gateway is asked to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stop {
+    /// As whoever runs it does: others still send clients here, and need `server.drain_delay` to notice.
+    AfterDelay,
+    /// As a person at a terminal does: nobody has to notice anything.
+    Soon,
+}
+
 /// Why a gateway cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -56,6 +72,20 @@ pub enum StartError {
         /// What the system says.
         source: io::Error,
     },
+    /// A socket was handed over that cannot be used.
+    #[error("the socket that was handed over as {name:?} cannot be used")]
+    HandedOver {
+        /// Its name, `public` or `admin`.
+        name: &'static str,
+        /// What is wrong with it.
+        source: io::Error,
+    },
+    /// The socket for the admin side is open to the network.
+    #[error(
+        "the socket that was handed over as \"admin\" listens on {0}, which other machines can reach, and there is no token: \
+         set admin.token or admin.token_file"
+    )]
+    AdminIsOpen(SocketAddr),
     /// The routes contradict each other.
     #[error(transparent)]
     Policy(#[from] Unbuildable),
@@ -82,8 +112,8 @@ pub struct Gateway {
     admin: Admin,
     reloader: Reloader,
     reloads: Reloads,
-    public: TcpListener,
-    private: TcpListener,
+    public: Listener,
+    private: Listener,
 }
 
 impl Gateway {
@@ -99,8 +129,7 @@ impl Gateway {
         let memory = Arc::new(MemoryStore::new(settings.store.max_callers, Arc::new(SystemClock::new())));
         // The workers build their own; this only proves that they will be able to.
         drop(Limiter::new(&settings.store.kind, Arc::clone(&memory), Arc::default())?);
-        let public = bind(settings.server.listen)?;
-        let private = bind(settings.admin.listen)?;
+        let (public, private) = listeners(&settings)?;
         let metrics = Arc::new(Metrics::new()?);
         let kind = settings.store.kind.clone();
         let gate = Gate::new(snapshot, kind, Arc::clone(&memory), Arc::clone(&metrics))
@@ -121,7 +150,7 @@ impl Gateway {
     /// # Errors
     /// When the system does not say.
     pub fn public_address(&self) -> io::Result<SocketAddr> {
-        self.public.local_addr()
+        self.public.socket.local_addr()
     }
 
     /// The address of metrics, probes and the admin API.
@@ -129,7 +158,7 @@ impl Gateway {
     /// # Errors
     /// When the system does not say.
     pub fn admin_address(&self) -> io::Result<SocketAddr> {
-        self.private.local_addr()
+        self.private.socket.local_addr()
     }
 
     /// The way to have the configuration read again.
@@ -143,23 +172,36 @@ impl Gateway {
         self.reloader.on_log_level(change);
     }
 
-    /// Serves until `stop` is ready, then lets requests in flight finish, for as long as `server.drain` says.
+    /// Whether clients come in through a socket that was handed over.
+    #[must_use]
+    pub fn is_handed_over(&self) -> bool {
+        self.public.is_handed_over()
+    }
+
+    /// Serves until `stop` is ready. Then: not ready at once; after `server.drain_delay` nobody is let in any more; what is in
+    /// flight has `server.drain` to finish. The admin side answers until the end.
     ///
     /// # Errors
     /// When a listener breaks.
-    pub async fn run(self, stop: impl Future<Output = ()>) -> Result<(), StartError> {
+    pub async fn run(self, stop: impl Future<Output = Stop>) -> Result<(), StartError> {
         let Self { settings, gate, memory, admin, reloader, reloads: _, public, private } = self;
-        let draining = admin.draining();
-        let public = public_server(public, gate, &settings)?;
-        let private = admin::server(private, admin)?;
-        let (public_handle, private_handle) = (public.handle(), private.handle());
+        let (readiness, drain) = (admin.draining(), Drain::default());
+        let door = public.door()?;
+        let (ended, mut workers) = mpsc::channel(1);
+        // The gate is kept here to the end: with its last clone goes the thread that writes the access log.
+        let public = public_server(public, gate.clone(), &settings, &drain, ended)?;
+        let private = admin::server(private.socket, admin)?;
+        let public_handle = public.handle();
         let sweeping = sweep(memory);
         let stopping = async {
-            stop.await;
-            tracing::info!("stopping: finishing what is in flight");
-            draining.begin();
-            public_handle.stop(true).await;
-            private_handle.stop(false).await;
+            let stop = stop.await;
+            readiness.begin();
+            drain.leave();
+            if stop == Stop::AfterDelay {
+                tracing::info!(connections = drain.connections(), "stopping: telling clients to go");
+                sleep(settings.server.drain_delay).await;
+            }
+            empty(&drain, door, public_handle.pause(), settings.server.drain).await;
         };
         tokio::select! {
             served = async { tokio::try_join!(public, private) } => {
@@ -169,28 +211,58 @@ impl Gateway {
             never = reloader.run() => match never {},
             () = stopping => {}
         }
+        // Both servers are gone with the block above, and have told their workers to end. What those hold, such as lines of
+        // the access log, is let go as they do.
+        if timeout(WORKERS_END, workers.recv()).await.is_err() {
+            tracing::warn!("the workers take long to end: the last lines of the access log may be missing");
+        }
+        drop(gate);
         Ok(())
     }
 }
 
-fn public_server(listener: TcpListener, gate: Gate, settings: &Settings) -> io::Result<Server> {
-    let ServerSettings { workers, drain, max_connections, .. } = settings.server;
-    let seats = Arc::new(Seats::new(workers));
-    let server = Server::build();
-    let stopping = server.graceful_shutdown_signal();
+/// Lets nobody in any more, and waits until everybody has left, or until `patience` is over.
+async fn empty(drain: &Drain, door: Door, pause: impl Future<Output = ()>, patience: Duration) {
+    tracing::info!(connections = drain.connections(), "stopping: finishing what is in flight");
+    drain.close();
+    door.close(pause).await;
+    if timeout(patience, drain.empty()).await.is_err() {
+        tracing::warn!(
+            connections = drain.connections(),
+            "stopping: server.drain is over, and cuts these short"
+        );
+    }
+}
+
+/// The server that clients talk to. `ended` is closed when the last of its workers is gone.
+fn public_server(
+    listener: Listener,
+    gate: Gate,
+    settings: &Settings,
+    drain: &Drain,
+    ended: mpsc::Sender<()>,
+) -> io::Result<Server> {
+    let ServerSettings { workers, max_connections, .. } = settings.server;
+    let (seats, drain) = (Arc::new(Seats::new(workers)), drain.clone());
     // What `HttpServer` would do, with `Turns` between the socket and the library.
     let service = move || {
+        let (leaving, door, ended) = (drain.clone(), drain.clone(), ended.clone());
         let app = App::new()
             .wrap(gate.clone())
+            .wrap_fn(move |request, service| {
+                let (answer, leaving) = (service.call(request), leaving.clone());
+                async move {
+                    let mut answer = answer.await?;
+                    if leaving.is_leaving() {
+                        answer.response_mut().head_mut().set_connection_type(ConnectionType::Close);
+                    }
+                    Ok(answer)
+                }
+            })
             .app_data(Data::new(Seats::take(&seats)))
             .default_service(web::to(forward));
         let app = app.into_factory().map_err(|error: actix_web::Error| error.error_response());
-        let stopping = stopping.clone();
         let http = HttpService::build()
-            .graceful_shutdown_signal(move || {
-                let stopping = stopping.clone();
-                async move { stopping.notified().await }
-            })
             // Its first timer answers with 408 before ours closes.
             .client_request_timeout(HEAD_TIMEOUT)
             .client_disconnect_timeout(LINGER)
@@ -201,26 +273,25 @@ fn public_server(listener: TcpListener, gate: Gate, settings: &Settings) -> io::
                 extensions.insert(connection.turns());
             })
             .finish(map_config(app, |()| AppConfig::default()));
-        fn_service(|socket: TcpStream| async {
-            let peer = socket.peer_addr().ok();
-            // A socket on which this fails is broken, and its first read will say so.
-            drop(socket.set_nodelay(true));
-            Ok((Turns::new(socket, HEAD_TIMEOUT), Protocol::Http1, peer))
+        fn_service(move |socket: TcpStream| {
+            let connected = door.connection();
+            // Held by the service, and so by the worker.
+            let _ended = &ended;
+            async {
+                let peer = socket.peer_addr().ok();
+                // A socket on which this fails is broken, and its first read will say so.
+                drop(socket.set_nodelay(true));
+                Ok((Turns::new(socket, HEAD_TIMEOUT, connected), Protocol::Http1, peer))
+            }
         })
         .and_then(http)
     };
-    let server = server
+    let server = Server::build()
         .workers(workers)
         .max_concurrent_connections(max_connections)
-        .shutdown_timeout(whole_seconds(drain))
         .disable_signals()
-        .listen("public", listener, service)?;
+        .listen("public", listener.socket, service)?;
     Ok(server.run())
-}
-
-/// Rounded up, and at least one: actix counts in seconds.
-fn whole_seconds(span: Duration) -> u64 {
-    (span.as_secs() + u64::from(span.subsec_nanos() > 0)).max(1)
 }
 
 /// Which workers' backends are taken.
@@ -328,8 +399,25 @@ async fn sweep(memory: Arc<MemoryStore>) {
     }
 }
 
-fn bind(address: SocketAddr) -> Result<TcpListener, StartError> {
-    socket::bind(address).map_err(|source| StartError::Bind { address, source })
+/// The listeners for clients and for the operator: handed over, or bound.
+fn listeners(settings: &Settings) -> Result<(Listener, Listener), StartError> {
+    let ServerSettings { listen, reuse_port, ref handed_over, .. } = settings.server;
+    let mut handed_over = handed_over.clone().map(HandedOver::take);
+    let mut listener = |name, address| {
+        let taken = handed_over.as_mut().map_or(Ok(None), |sockets| sockets.listener(name));
+        match taken.map_err(|source| StartError::HandedOver { name, source })? {
+            Some(listener) => Ok(listener),
+            None => {
+                Listener::bind(address, reuse_port).map_err(|source| StartError::Bind { address, source })
+            }
+        }
+    };
+    let (public, private) = (listener("public", listen)?, listener("admin", settings.admin.listen)?);
+    let address = private.socket.local_addr()?;
+    if !address.ip().is_loopback() && settings.admin.token.is_none() {
+        return Err(StartError::AdminIsOpen(address));
+    }
+    Ok((public, private))
 }
 
 #[cfg(test)]
@@ -345,12 +433,13 @@ mod tests {
             [("TOLLGATE__SERVER__LISTEN", "127.0.0.1:0"), ("TOLLGATE__ADMIN__LISTEN", "127.0.0.1:0")];
         let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
         let mut loaded = load(&Sources { environment, ..Sources::built_in() }).unwrap();
-        loaded.settings.store.kind = StoreKind::Redis(RedisSettings {
+        loaded.settings.store.kind = StoreKind::Redis(Box::new(RedisSettings {
             // The password is not UTF-8.
             topology: Topology::Standalone("redis://:%ff@127.0.0.1".into()),
             budget: Duration::from_millis(20),
             prefix: "test".to_owned(),
-        });
+            local_share: None,
+        }));
         let bound = Gateway::bind(loaded);
         assert!(matches!(bound, Err(StartError::Store(_))), "{bound:?}");
     }

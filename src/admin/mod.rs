@@ -124,6 +124,7 @@ async fn metrics(admin: web::Data<Admin>, request: HttpRequest) -> HttpResponse 
         return unauthorized();
     }
     admin.metrics.memory_callers.set(saturating(admin.memory.callers() as u64));
+    admin.metrics.store_gateways.set(saturating(admin.common.gateways()));
     admin.metrics.store_breaker.set(match admin.common.phase() {
         Phase::Healthy => 0,
         Phase::Probing => 1,
@@ -134,6 +135,7 @@ async fn metrics(admin: web::Data<Admin>, request: HttpRequest) -> HttpResponse 
         messages_lost: admin.common.lost(),
         breaker_trips: admin.common.trips(),
     });
+    admin.metrics.catch_up_with_store(admin.common.failures(), admin.common.may_evict());
     match admin.metrics.render() {
         Ok(text) => HttpResponse::Ok().content_type(prometheus::TEXT_FORMAT).body(text),
         Err(error) => {

@@ -9,7 +9,7 @@ use tollgate::config::{self, Sources};
 use tollgate::gateway::Gateway;
 use tollgate::proxy::echo;
 
-use super::{say, start_logging, stop_signal};
+use super::{run_until_stopped, say, start_logging};
 
 #[derive(Debug, Args)]
 pub(super) struct Demo {
@@ -32,7 +32,7 @@ impl Demo {
         System::new().block_on(async {
             let echo = echo::serve(backend)?;
             tokio::select! {
-                served = gateway.run(stop_signal()) => served?,
+                ended = run_until_stopped(gateway) => ended?,
                 ended = echo => ended?,
             }
             Ok(())

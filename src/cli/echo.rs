@@ -25,9 +25,10 @@ impl Echo {
         System::new().block_on(async {
             let server = echo::serve(listener)?;
             let handle = server.handle();
+            let mut signals = super::Signals::new();
             tokio::select! {
                 ended = server => ended,
-                () = super::stop_signal() => {
+                _ = signals.next() => {
                     handle.stop(true).await;
                     Ok(())
                 }

@@ -1,6 +1,6 @@
 //! The commands. The only room that prints.
 //!
-//! Exit codes: 0 done, 64 bad configuration or usage, 1 anything else. Errors go to standard error as plain sentences
+//! Exit codes: 0 done, 64 bad configuration or usage, 1 anything else, also a second signal. Errors go to standard error as plain sentences
 //! with the next step, never as a backtrace.
 
 mod check;
@@ -16,7 +16,9 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Parser, Subcommand};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tollgate::config::{self, Loaded, Mistakes, Purpose, Sources};
+use tollgate::gateway::{Gateway, Stop};
 use tollgate::reload::{LogLevel, Reloads, Trigger};
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
@@ -177,17 +179,45 @@ async fn reload_at_hangup(reloads: Reloads) -> Infallible {
     std::future::pending().await
 }
 
-/// SIGTERM or SIGINT.
-async fn stop_signal() {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (Ok(mut terminate), Ok(mut interrupt)) =
-        (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
-    else {
-        // Without handlers the signals end the process at once, which is the next best thing.
-        return std::future::pending().await;
+/// Runs the gateway until a signal stops it. A second signal ends it at once, whatever is in flight.
+async fn run_until_stopped(gateway: Gateway) -> anyhow::Result<()> {
+    let (stop, stopped) = tokio::sync::oneshot::channel();
+    let second_signal = async {
+        let mut signals = Signals::new();
+        // The gateway may have ended by itself, and then nobody waits for this.
+        let _sent = stop.send(signals.next().await);
+        signals.next().await
+    };
+    let stopped = async {
+        match stopped.await {
+            Ok(stop) => stop,
+            Err(_) => std::future::pending().await,
+        }
     };
     tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+        served = gateway.run(stopped) => Ok(served?),
+        _ = second_signal => {
+            Err(anyhow::anyhow!("ended at once by a second signal: what was in flight is cut short"))
+        }
+    }
+}
+
+/// SIGTERM and SIGINT.
+struct Signals(Option<(Signal, Signal)>);
+
+impl Signals {
+    fn new() -> Self {
+        // Without handlers the signals end the process at once, which is the next best thing.
+        Self(signal(SignalKind::terminate()).ok().zip(signal(SignalKind::interrupt()).ok()))
+    }
+
+    async fn next(&mut self) -> Stop {
+        let Some((terminate, interrupt)) = &mut self.0 else {
+            return std::future::pending().await;
+        };
+        tokio::select! {
+            _ = terminate.recv() => Stop::AfterDelay,
+            _ = interrupt.recv() => Stop::Soon,
+        }
     }
 }

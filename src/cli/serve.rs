@@ -4,7 +4,7 @@ use actix_rt::System;
 use tollgate::gateway::Gateway;
 use tollgate::identify::KeyTable;
 
-use super::{ConfigArgs, reload_at_hangup, start_logging, stop_signal};
+use super::{ConfigArgs, reload_at_hangup, run_until_stopped, start_logging};
 
 pub(super) fn run(config: &ConfigArgs) -> anyhow::Result<()> {
     let loaded = config.load()?;
@@ -16,10 +16,11 @@ pub(super) fn run(config: &ConfigArgs) -> anyhow::Result<()> {
     gateway.on_log_level(change_of_level);
     let reloads = gateway.reloads();
     let (public, admin) = (gateway.public_address()?, gateway.admin_address()?);
-    tracing::info!(%public, %admin, "listening");
+    let handed_over = gateway.is_handed_over();
+    tracing::info!(%public, %admin, handed_over, "listening");
     System::new().block_on(async {
         tokio::select! {
-            served = gateway.run(stop_signal()) => served,
+            served = run_until_stopped(gateway) => served,
             never = reload_at_hangup(reloads) => match never {},
         }
     })?;

@@ -80,6 +80,7 @@ pub fn read(sources: &Sources) -> (Result<Loaded, Mistakes>, Fingerprint) {
         files: &files,
         purpose: sources.purpose,
         incomplete: layers.incomplete,
+        handed_over: sources.handed_over(),
     };
     let raw = reading.root(&layers.root).map(raw::Raw::read);
     let resolved = raw.and_then(|raw| resolve::resolve(&raw, &context));

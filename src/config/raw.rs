@@ -18,8 +18,8 @@ use super::reader::{Scalar, Table, Written};
 use super::settings::HeaderStyle;
 use super::units::{at_least_one, duration, duration_in, limit, size, whole_in};
 use super::words::{
-    account, answer_header, choice, enforce, flag, hash, header, listen, log_filter, name, network,
-    redis_url, target, text, token,
+    account, answer_header, choice, enforce, flag, hash, header, listen, local_share, log_filter, name,
+    network, redis_url, secret, target, text, token,
 };
 use crate::inbound::METHODS;
 use crate::limit::{OnFailure, Unit};
@@ -104,7 +104,9 @@ fn read_accounts(root: &mut Table<'_>) -> Vec<AccountSection> {
 pub(super) struct ServerSection {
     pub(super) listen: Field<SocketAddr>,
     pub(super) workers: Field<u64>,
+    pub(super) drain_delay: Field<Duration>,
     pub(super) drain: Field<Duration>,
+    pub(super) reuse_port: Field<bool>,
     pub(super) max_body: Field<u64>,
     pub(super) max_connections: Field<u64>,
     pub(super) encoded_slashes: Field<bool>,
@@ -116,7 +118,9 @@ impl ServerSection {
         let section = Self {
             listen: table.require("listen", listen),
             workers: table.require("workers", whole_in(0, WORKERS_MAX)),
+            drain_delay: table.require("drain_delay", duration_in("0s", DRAIN_MAX)),
             drain: table.require("drain", duration_in("0s", DRAIN_MAX)),
+            reuse_port: table.require("reuse_port", flag),
             max_body: table.require("max_body", size),
             max_connections: table.require("max_connections", whole_in(1, CONNECTIONS_MAX)),
             encoded_slashes: table.require("encoded_slashes", flag),
@@ -147,6 +151,15 @@ impl AdminSection {
     }
 }
 
+/// What a gateway counts by itself while the store cannot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LocalShare {
+    /// An equal part for each gateway that lives.
+    Equal,
+    /// So many hundredths, from 1 to 100.
+    Percent(NonZeroU64),
+}
+
 /// Which store counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StoreWord {
@@ -159,6 +172,7 @@ pub(super) enum StoreWord {
 pub(super) struct StoreSection {
     pub(super) kind: Field<StoreWord>,
     pub(super) on_failure: Field<OnFailure>,
+    pub(super) local_share: Field<LocalShare>,
     pub(super) max_callers: Field<u64>,
     pub(super) redis: RedisSection,
 }
@@ -169,6 +183,7 @@ impl StoreSection {
         let section = Self {
             kind: table.require("kind", choice(KINDS, &[])),
             on_failure: table.require("on_failure", choice(ON_FAILURE, &[])),
+            local_share: table.require("local_share", local_share),
             max_callers: table.table("memory").and_then(read_memory),
             redis: table.table("redis").map(RedisSection::read).unwrap_or_default(),
         };
@@ -188,6 +203,15 @@ fn read_memory(mut table: Table<'_>) -> Field<u64> {
 pub(super) enum ModeWord {
     Standalone,
     Cluster,
+    Sentinel,
+}
+
+/// Who the gateway is to a server of Redis.
+#[derive(Debug, Default)]
+pub(super) struct LoginKeys {
+    pub(super) username: Field<String>,
+    pub(super) password: Field<SecretString>,
+    pub(super) password_file: Field<String>,
 }
 
 /// `[store.redis]`
@@ -197,19 +221,42 @@ pub(super) struct RedisSection {
     pub(super) url_file: Field<String>,
     pub(super) nodes: List<SecretString>,
     pub(super) mode: Field<ModeWord>,
+    pub(super) login: LoginKeys,
+    pub(super) tls_ca_file: Field<String>,
+    pub(super) tls_cert_file: Field<String>,
+    pub(super) tls_key_file: Field<String>,
+    pub(super) master_name: Field<String>,
+    pub(super) sentinel_login: LoginKeys,
     pub(super) budget: Field<Duration>,
     pub(super) prefix: Field<String>,
 }
 
 impl RedisSection {
     fn read(mut table: Table<'_>) -> Self {
-        const MODES: &[(&str, ModeWord)] =
-            &[("standalone", ModeWord::Standalone), ("cluster", ModeWord::Cluster)];
+        const MODES: &[(&str, ModeWord)] = &[
+            ("standalone", ModeWord::Standalone),
+            ("cluster", ModeWord::Cluster),
+            ("sentinel", ModeWord::Sentinel),
+        ];
         let section = Self {
             url: table.get("url", redis_url),
             url_file: table.get("url_file", text),
             nodes: table.list("nodes", redis_url),
-            mode: table.require("mode", choice(MODES, &["sentinel"])),
+            mode: table.require("mode", choice(MODES, &[])),
+            login: LoginKeys {
+                username: table.get("username", text),
+                password: table.get("password", secret),
+                password_file: table.get("password_file", text),
+            },
+            tls_ca_file: table.get("tls_ca_file", text),
+            tls_cert_file: table.get("tls_cert_file", text),
+            tls_key_file: table.get("tls_key_file", text),
+            master_name: table.get("master_name", text),
+            sentinel_login: LoginKeys {
+                username: table.get("sentinel_username", text),
+                password: table.get("sentinel_password", secret),
+                password_file: table.get("sentinel_password_file", text),
+            },
             budget: table.require("budget", duration_in("1ms", BUDGET_MAX)),
             prefix: table.require("prefix", name),
         };

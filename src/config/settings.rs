@@ -33,8 +33,14 @@ pub struct ServerSettings {
     pub listen: SocketAddr,
     /// Worker threads, at least 1 (a written 0 has become the number of processors).
     pub workers: usize,
-    /// After SIGTERM: how long requests in flight may take to finish.
+    /// After SIGTERM: how long connections are still accepted and served.
+    pub drain_delay: Duration,
+    /// Behind that: how long requests in flight may take to finish.
     pub drain: Duration,
+    /// Whether other processes may listen on the same addresses.
+    pub reuse_port: bool,
+    /// The names of the listeners that the process was started with; `None`: it was started without any.
+    pub handed_over: Option<Vec<String>>,
     /// The largest request body, in bytes.
     pub max_body: u64,
     /// Connections one worker holds open at most.

@@ -38,7 +38,8 @@ pub struct Sources {
     /// Files, and directories, which mean their `*.toml`, `*.yaml`, `*.yml` and `*.json` files by name. When empty, the
     /// example plans, routes and keys that are built in.
     pub files: Vec<PathBuf>,
-    /// Environment variables by name and value. Those whose names begin with `TOLLGATE__` are settings.
+    /// Environment variables by name and value. Those whose names begin with `TOLLGATE__` are settings; `LISTEN_FDS` says that
+    /// there are listeners, and `LISTEN_FDNAMES` how they are called.
     pub environment: Vec<(String, String)>,
     /// What the policy is for.
     pub purpose: Purpose,
@@ -61,6 +62,14 @@ impl Sources {
         variables
             .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
             .collect()
+    }
+
+    /// The names of the listeners that the process was started with (`LISTEN_FDNAMES`); `None` when there are none.
+    pub(super) fn handed_over(&self) -> Option<Vec<String>> {
+        let value = |wanted| self.environment.iter().find(|(name, _)| name == wanted).map(|(_, value)| value);
+        value("LISTEN_FDS")?;
+        let names = value("LISTEN_FDNAMES").map(|names| names.split(':').map(str::to_owned).collect());
+        Some(names.unwrap_or_default())
     }
 }
 

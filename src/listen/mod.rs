@@ -1,9 +1,11 @@
 //! Where requests come in, and how a refusal looks on the wire.
 //!
-//! [`socket`] binds the listeners. [`turns`] lets the requests of a connection in one by one. [`check`] says what a request's
+//! [`socket`] has the listeners, bound or handed over. [`turns`] lets the requests of a connection in one by one, and [`drain`] ends
+//! connections. [`check`] says what a request's
 //! head may not contain. [`reply`] is the only place that chooses a status code for a refusal.
 
 pub mod check;
+pub mod drain;
 pub mod reply;
 pub mod request_id;
 pub mod socket;

@@ -1,4 +1,4 @@
-//! One request at a time on a connection, and a limit on how long each head may take.
+//! One request at a time on a connection, a limit on how long each head may take, and an end when the gateway stops.
 //!
 //! The HTTP library reads ahead: it parses pipelined requests while an earlier one is being answered, and then writes
 //! that answer by what it knows of the *latest* request. A `GET` with a `HEAD` right behind it is answered with a
@@ -9,6 +9,9 @@
 //! So the library sits behind [`Turns`], which lets the bytes of one request through and holds back what follows until
 //! that request's [`Turn`] has ended. Only where a request ends is found out here. Whether it is well formed stays the
 //! library's judgement: it sees every byte, in order, and closes the connection where it refuses one.
+//!
+//! The library could end connections by itself when a server stops, but not kindly: it throws away a request whose head has
+//! begun to arrive, and closes under a client that called a moment ago and is about to call again.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -22,6 +25,12 @@ use bytes::{Buf, BytesMut};
 use smallvec::SmallVec;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
+
+use super::drain::Connected;
+
+/// How long a connection must have been without a request before a gateway that stops closes it. A client that calls more
+/// often than that is told with its next answer, and never has a request under way to a socket that is gone.
+const QUIET: Duration = Duration::from_secs(1);
 
 /// Bytes of later requests that are held back. More stay in the system's buffers, and with the client.
 const HELD_MAX: usize = 16 * 1024;
@@ -42,12 +51,17 @@ pub struct Turns<T> {
     head_timer: Option<Pin<Box<Sleep>>>,
     /// Whether an answer is stuck in the library, because the client does not read.
     write_blocked: bool,
+    connected: Connected,
+    /// Runs while a gateway that stops waits for one more request.
+    quiet_timer: Option<Pin<Box<Sleep>>>,
 }
 
 /// Whether a request of a connection is being answered.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Taken {
     taken: Cell<bool>,
+    /// When the last turn ended, or the connection began.
+    free_since: Cell<Instant>,
     waiting: RefCell<Option<Waker>>,
 }
 
@@ -70,6 +84,7 @@ pub struct Turn(Rc<Taken>);
 impl Drop for Turn {
     fn drop(&mut self) {
         self.0.taken.set(false);
+        self.0.free_since.set(Instant::now());
         if let Some(waiting) = self.0.waiting.take() {
             waiting.wake();
         }
@@ -77,16 +92,23 @@ impl Drop for Turn {
 }
 
 impl<T> Turns<T> {
-    /// `io`, whose request heads may take `head_limit` each.
-    pub fn new(io: T, head_limit: Duration) -> Self {
+    /// `io`, whose request heads may take `head_limit` each, as one of the connections of a listener.
+    pub fn new(io: T, head_limit: Duration, connected: Connected) -> Self {
+        let taken = Taken {
+            taken: Cell::new(false),
+            free_since: Cell::new(Instant::now()),
+            waiting: RefCell::default(),
+        };
         Self {
             io,
             scanner: Scanner::default(),
-            taken: Rc::default(),
+            taken: Rc::new(taken),
             held: BytesMut::new(),
             head_limit,
             head_timer: None,
             write_blocked: false,
+            connected,
+            quiet_timer: None,
         }
     }
 
@@ -120,7 +142,7 @@ impl<T> Turns<T> {
 
 impl<T: AsyncRead + AsyncWrite + Unpin> Turns<T> {
     /// Nothing came: is the head that has begun late by now?
-    fn poll_late(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_late(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let Some(timer) = &mut self.head_timer else {
             return Poll::Pending;
         };
@@ -131,7 +153,21 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Turns<T> {
             let _written = Pin::new(&mut self.io).poll_write(context, TOO_SLOW);
         }
         // As if the client had closed: the library then does the same, and has nothing to complain of.
-        Poll::Ready(Ok(()))
+        Poll::Ready(())
+    }
+
+    /// Nothing came: is it time to go? Then, too, it looks as if the client had closed.
+    fn poll_end(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.connected.poll_closing(context));
+        if self.taken.taken.get() || !self.scanner.is_between() {
+            // The end of the turn must bring us back here; a head or a body that still comes does so by itself.
+            *self.taken.waiting.borrow_mut() = Some(context.waker().clone());
+            self.quiet_timer = None;
+            return Poll::Pending;
+        }
+        let over = self.taken.free_since.get() + QUIET;
+        let timer = self.quiet_timer.get_or_insert_with(|| Box::pin(sleep_until(over)));
+        timer.as_mut().poll(context).map(Ok)
     }
 }
 
@@ -160,7 +196,8 @@ impl<T: AsyncRead + AsyncWrite + Unpin> AsyncRead for Turns<T> {
             let start = buffer.filled().len();
             match Pin::new(&mut this.io).poll_read(context, buffer) {
                 Poll::Ready(read) => read?,
-                Poll::Pending => return this.poll_late(context),
+                Poll::Pending if this.poll_late(context).is_ready() => return Poll::Ready(Ok(())),
+                Poll::Pending => return this.poll_end(context),
             }
             let read = &buffer.filled()[start..];
             if read.is_empty() {
@@ -343,6 +380,7 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
+    use crate::listen::drain::Drain;
 
     const REQUESTS: [&str; 7] = [
         "GET / HTTP/1.1\r\nHost: a\r\n\r\n",
@@ -357,7 +395,7 @@ mod tests {
     /// The pieces that get through, one for each turn.
     async fn pieces(sent: &[u8], cut: usize) -> Vec<String> {
         let (near, mut far) = tokio::io::duplex(1 << 20);
-        let mut turns = Turns::new(near, Duration::from_secs(60));
+        let mut turns = Turns::new(near, Duration::from_secs(60), Drain::default().connection());
         let mut pieces = Vec::new();
         let mut buffer = BytesMut::with_capacity(1 << 20);
         let waits = |turns: &mut Turns<_>, buffer: &mut BytesMut| {

@@ -2,6 +2,7 @@
 //!
 //! Each part resolves to `None` when something in it is a mistake; the mistake is noted, and the other parts go on.
 
+mod counters;
 mod identity;
 mod plans;
 mod routes;
@@ -24,6 +25,8 @@ pub(super) struct Context<'a> {
     pub(super) purpose: Purpose,
     /// Whether a file could not be read: names it may hold are not missed then.
     pub(super) incomplete: bool,
+    /// The names of the listeners that the process was started with, if there are any.
+    pub(super) handed_over: Option<Vec<String>>,
 }
 
 impl Context<'_> {

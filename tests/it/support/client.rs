@@ -21,6 +21,11 @@ impl Connection {
         Self::over(TcpStream::connect(address).expect("the gateway accepts connections"))
     }
 
+    /// As [`Self::open`], where there may be nobody.
+    pub(crate) fn try_open(address: SocketAddr) -> io::Result<Self> {
+        TcpStream::connect(address).map(Self::over)
+    }
+
     /// Connects from another loopback address, so the gateway sees another peer.
     pub(crate) fn open_from(source: IpAddr, address: SocketAddr) -> Self {
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
@@ -44,6 +49,15 @@ impl Connection {
     /// Writes these bytes, where the gateway may have hung up already.
     pub(crate) fn try_send(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.wire.stream().write_all(bytes)
+    }
+
+    /// Whether the gateway has closed the connection, as a client looks before it sends a request on one that was kept.
+    pub(crate) fn has_ended(&mut self) -> bool {
+        let stream = self.wire.stream();
+        stream.set_nonblocking(true).unwrap();
+        let looked = stream.peek(&mut [0]);
+        stream.set_nonblocking(false).unwrap();
+        !matches!(looked, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
     }
 
     /// The next answer, to a request of this method.
@@ -87,6 +101,16 @@ impl Connection {
             let ending = self.wire.body(framing, sink)?;
             return Ok(Some(Answer { status, head, body: Vec::new(), ending }));
         }
+    }
+
+    /// The next so many bytes, whatever they are.
+    #[track_caller]
+    pub(crate) fn bytes(&mut self, count: u64, limit: Duration) -> Vec<u8> {
+        self.wire.stream().set_read_timeout(Some(limit)).unwrap();
+        let mut bytes = Vec::new();
+        let ending = self.wire.body(Framing::Length(count), &mut |piece| bytes.extend_from_slice(piece));
+        assert_eq!(ending.unwrap(), Ending::Complete, "after {:?}", String::from_utf8_lossy(&bytes));
+        bytes
     }
 
     /// Whatever still comes until the gateway closes, which it must do within `limit`.
@@ -145,6 +169,11 @@ impl Answer {
     /// The value of the first line with this name.
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.head.field(name)
+    }
+
+    /// Whether the gateway will close the connection behind this answer.
+    pub(crate) fn closes(&self) -> bool {
+        self.header("connection").is_some_and(|value| value.eq_ignore_ascii_case("close"))
     }
 
     /// The body as text.
@@ -256,6 +285,13 @@ impl Request {
         bytes.extend_from_slice(b"\r\n");
         bytes.extend_from_slice(&self.body);
         bytes
+    }
+
+    /// As [`Self::on`], where the connection may break.
+    pub(crate) fn try_on(&self, connection: &mut Connection) -> io::Result<Answer> {
+        connection.try_send(&self.to_bytes())?;
+        let answer = connection.try_answer(&self.method)?;
+        answer.ok_or_else(|| io::Error::new(io::ErrorKind::UnexpectedEof, "closed without an answer"))
     }
 
     /// Sends it on this connection and waits for the answer.

@@ -1,7 +1,8 @@
 //! The real `tollgate`, started on free ports.
 
 use std::io::{BufRead as _, BufReader};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::AsRawFd as _;
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::Duration;
@@ -96,6 +97,40 @@ impl Gateway {
         Self::launch(command, tempfile::tempdir().unwrap(), |process| {
             process.stderr.all().iter().find_map(|line| listening(line))
         })
+    }
+
+    /// Starts it from a shell, which first runs `preparation`, with these environment variables.
+    #[track_caller]
+    pub(crate) fn start_behind(preparation: &str, config: &Config, environment: &[(&str, String)]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("tollgate.toml");
+        std::fs::write(&file, config.text()).unwrap();
+        let mut command = Command::new("bash");
+        command.arg("-c").arg(format!("{preparation}\nexec \"$0\" serve -c \"$1\""));
+        command.arg(tollgate().get_program()).arg(&file).env("RUST_BACKTRACE", "0");
+        command.envs(environment.iter().map(|(name, value)| (name, value)));
+        Self::launch(&mut command, directory, |process| {
+            process.stderr.all().iter().find_map(|line| listening(line))
+        })
+    }
+
+    /// As [`Self::start`], with these listening sockets handed over as systemd does.
+    #[track_caller]
+    pub(crate) fn start_on_sockets(sockets: &[&TcpListener], names: &str, config: &Config) -> Self {
+        let inherited: Vec<socket2::Socket> = sockets
+            .iter()
+            .map(|socket| {
+                let socket = socket2::Socket::from(socket.try_clone().unwrap());
+                socket.set_cloexec(false).unwrap();
+                socket
+            })
+            .collect();
+        // The protocol counts from 3. The descriptors here are larger than that, and in order.
+        let moves: String =
+            (3..).zip(&inherited).map(|(to, from)| format!("{to}<&{} ", from.as_raw_fd())).collect();
+        let count = inherited.len().to_string();
+        let environment = [("LISTEN_FDS", count), ("LISTEN_FDNAMES", names.to_owned())];
+        Self::start_behind(&format!("exec {moves}\nexport LISTEN_PID=$$"), config, &environment)
     }
 
     /// `tollgate demo` on free ports.
@@ -262,8 +297,14 @@ impl Gateway {
     /// Asks it to end (`SIGTERM`) and gives back its exit code.
     #[track_caller]
     pub(crate) fn stop(mut self) -> i32 {
-        self.process.signal("TERM");
-        self.process.wait(START_LIMIT)
+        self.signal("TERM");
+        self.wait(START_LIMIT)
+    }
+
+    /// Waits until it ends and gives back its exit code.
+    #[track_caller]
+    pub(crate) fn wait(&mut self, limit: Duration) -> i32 {
+        self.process.wait(limit)
     }
 }
 

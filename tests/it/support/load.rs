@@ -1,5 +1,6 @@
 //! Many calls at the same moment, and calls for as long as a test wants.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -80,6 +81,108 @@ pub(crate) fn under_load<T>(
             Err(failure) => std::panic::resume_unwind(failure),
         }
     })
+}
+
+/// What became of the calls of clients that do as HTTP says.
+#[derive(Debug, Default)]
+pub(crate) struct Calls {
+    /// Calls that were answered, by status.
+    pub(crate) answered: BTreeMap<u16, usize>,
+    /// Answers that told the client to go.
+    pub(crate) told_to_go: usize,
+    /// Calls without an answer, and connections that could not be made: why.
+    pub(crate) failed: Vec<String>,
+    /// The longest time from the wish to call to the answer, a new connection included.
+    pub(crate) longest: Duration,
+}
+
+impl Calls {
+    fn add(&mut self, other: Self) {
+        for (status, count) in other.answered {
+            *self.answered.entry(status).or_default() += count;
+        }
+        self.told_to_go += other.told_to_go;
+        self.failed.extend(other.failed);
+        self.longest = self.longest.max(other.longest);
+    }
+}
+
+/// As [`under_load`], for gateways that come and go: each client keeps its connection until it is closed or an answer says that it
+/// will be, and then turns to the next of `addresses` that takes it.
+pub(crate) fn while_they_come_and_go<T>(
+    addresses: &[SocketAddr],
+    clients: usize,
+    pause: Duration,
+    request: &Request,
+    during: impl FnOnce() -> T,
+) -> (Calls, T) {
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..clients)
+            .map(|number| {
+                let over = &over;
+                scope.spawn(move || {
+                    let mut client = Client { addresses, next: number, connection: None };
+                    let mut calls = Calls::default();
+                    while !over.load(Ordering::Relaxed) {
+                        client.call(request, &mut calls);
+                        thread::sleep(pause);
+                    }
+                    calls
+                })
+            })
+            .collect();
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(during));
+        over.store(true, Ordering::Relaxed);
+        let mut calls = Calls::default();
+        threads.into_iter().for_each(|thread| calls.add(thread.join().unwrap()));
+        match outcome {
+            Ok(value) => (calls, value),
+            Err(failure) => std::panic::resume_unwind(failure),
+        }
+    })
+}
+
+struct Client<'a> {
+    addresses: &'a [SocketAddr],
+    next: usize,
+    connection: Option<Connection>,
+}
+
+impl Client<'_> {
+    fn call(&mut self, request: &Request, calls: &mut Calls) {
+        let begun = Instant::now();
+        match self.connect().and_then(|mut connection| Ok((request.try_on(&mut connection)?, connection))) {
+            Ok((answer, connection)) => {
+                *calls.answered.entry(answer.status).or_default() += 1;
+                if answer.closes() {
+                    calls.told_to_go += 1;
+                } else {
+                    self.connection = Some(connection);
+                }
+            }
+            Err(error) => calls.failed.push(error.to_string()),
+        }
+        calls.longest = calls.longest.max(begun.elapsed());
+    }
+
+    /// The connection that was kept, or a new one: to the next address, or the one behind it where that refuses.
+    fn connect(&mut self) -> std::io::Result<Connection> {
+        if let Some(mut kept) = self.connection.take()
+            && !kept.has_ended()
+        {
+            return Ok(kept);
+        }
+        let mut outcome = Err(std::io::Error::other("no address"));
+        for _ in self.addresses {
+            self.next += 1;
+            outcome = Connection::try_open(self.addresses[self.next % self.addresses.len()]);
+            if outcome.is_ok() {
+                break;
+            }
+        }
+        outcome
+    }
 }
 
 /// One call on this connection, timed.
