@@ -45,6 +45,10 @@ pub struct ServerSettings {
     pub max_body: u64,
     /// Connections one worker holds open at most.
     pub max_connections: usize,
+    /// Requests that all workers together work on at once (a written 0 has become three quarters of their connections).
+    pub max_in_flight: usize,
+    /// Memory that the process may use, in bytes, before it refuses requests; `None`: as much as it gets.
+    pub max_memory: Option<u64>,
 }
 
 /// `[admin]`

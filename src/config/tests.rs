@@ -326,6 +326,8 @@ fn the_built_in_defaults_are_those_of_the_documentation() {
     assert_eq!(settings.server.handed_over, None);
     assert_eq!(settings.server.max_body, 2 << 30);
     assert_eq!(settings.server.max_connections, 4_096);
+    assert_eq!(settings.server.max_in_flight, settings.server.workers * 3_072);
+    assert_eq!(settings.server.max_memory, None);
     assert_eq!(settings.admin.listen.to_string(), "127.0.0.1:9090");
     assert!(settings.admin.token.is_none());
     assert!(matches!(settings.store.kind, StoreKind::Memory));

@@ -96,6 +96,10 @@ metrics! {
     store_breaker: IntGauge "tollgate_store_breaker" [];
     /// How often Redis, or a shard of it, has failed so often that nobody asks it for a while, since the start.
     store_breaker_trips: IntCounter "tollgate_store_breaker_trips_total" [];
+    /// Requests that were refused because the gateway had too much to do, by what there was too much of.
+    shed: IntCounterVec "tollgate_shed_total" ["plan", "reason"];
+    /// Panics while a request was worked on: bugs. The request was answered with 500, or its answer cut short.
+    panics: IntCounter "tollgate_panics_total" [];
     /// Requests that are being worked on.
     in_flight: IntGauge "tollgate_requests_in_flight" [];
     /// Callers that the memory store holds.
@@ -165,6 +169,7 @@ struct Series {
     upstream_seconds: Option<Histogram>,
     store_seconds: Option<Histogram>,
     settlements: Option<IntCounter>,
+    shed: Option<IntCounter>,
 }
 
 impl Counter {
@@ -197,6 +202,7 @@ impl Counter {
             store[0],
             store[1],
             exchange.settlement.map_or("", SettlementKind::as_str),
+            exchange.shed.unwrap_or_default(),
         ];
         self.key.clear();
         self.key.extend_from_slice(&exchange.status.to_be_bytes());
@@ -231,6 +237,7 @@ impl Series {
             settlements: exchange
                 .settlement
                 .map(|kind| metrics.settlements.with_label_values(&[plan, route, kind.as_str()])),
+            shed: exchange.shed.map(|reason| metrics.shed.with_label_values(&[plan, reason])),
         }
     }
 
@@ -242,6 +249,9 @@ impl Series {
         }
         if let Some(settlements) = &self.settlements {
             settlements.inc();
+        }
+        if let Some(shed) = &self.shed {
+            shed.inc();
         }
         if let Some(overhead) = exchange.overhead {
             self.overhead_seconds.observe(overhead.as_secs_f64());
@@ -295,7 +305,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("tollgate_requests_in_flight 1\n"), "{text}");
-        assert_eq!(Metrics::NAMES.len(), 15);
+        assert_eq!(Metrics::NAMES.len(), 17);
     }
 
     /// The names of metrics in `text`, without what a histogram adds to them.

@@ -19,6 +19,7 @@
 //! | `cluster` | Redis Cluster: exact counts, slots that move, a failover, nodes that are lost |
 //! | `stopping` | the end of a gateway: what is in flight, what clients are told, signals and exit codes |
 //! | `restarting` | sockets that are handed over or shared: nobody is refused or reset |
+//! | `overload` | more requests, bodies or connections than there is room for |
 //! | `outage` | Redis absent, refusing, frozen |
 //! | `replay` | every decision under faults, held against a brute-force oracle |
 //! | `observing` | metrics, access log, no credential anywhere |
@@ -55,6 +56,7 @@ mod memory;
 mod mistakes;
 mod observing;
 mod outage;
+mod overload;
 mod paths;
 mod proxying;
 mod redis;
