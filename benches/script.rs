@@ -113,7 +113,12 @@ async fn main() {
         }
     };
     let topology = Topology::Standalone(url.into());
-    let settings = RedisSettings { topology, budget: Duration::from_secs(5), prefix: "bench".to_owned() };
+    let settings = RedisSettings {
+        topology,
+        budget: Duration::from_secs(5),
+        prefix: "bench".to_owned(),
+        local_share: None,
+    };
     let store = RedisStore::new(&settings, Arc::default()).unwrap();
     let mut bench = Bench { store, admin, kept: Vec::new() };
 

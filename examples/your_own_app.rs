@@ -31,6 +31,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Made once, out here: all workers share the counters.
     let memory = Arc::new(MemoryStore::new(100_000, Arc::new(SystemClock::new())));
     let gate = Gate::new(policy, StoreKind::Memory, memory, Arc::new(Metrics::new()?));
+    // Later, from anywhere: `gate.put_in_force(policy)` swaps the policy of all workers, and leaves the counters.
     let app = move || App::new().wrap(gate.clone()).route("/hello", web::get().to(hello));
     HttpServer::new(app).bind(("127.0.0.1", 8081))?.run().await?;
     Ok(())

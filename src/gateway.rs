@@ -34,9 +34,9 @@ use crate::listen::reply::Rejection;
 use crate::listen::socket::{Door, HandedOver, Listener, allow_descriptors};
 use crate::listen::turns::Turns;
 use crate::observe::{AccessLogWriter, Metrics};
-use crate::plan::{Policy, Unbuildable};
+use crate::plan::Unbuildable;
 use crate::proxy::{self, Answer, Backends, Failure, Outgoing};
-use crate::snapshot::Snapshot;
+use crate::reload::{self, LogLevel, Reloader, Reloads};
 
 /// How long a client may take for the head of a request, from its first byte (of the first one: from connecting).
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
@@ -118,6 +118,8 @@ pub struct Gateway {
     overload: Overload,
     memory: Arc<MemoryStore>,
     admin: Admin,
+    reloader: Reloader,
+    reloads: Reloads,
     public: Listener,
     private: Listener,
 }
@@ -128,15 +130,10 @@ impl Gateway {
     /// # Errors
     /// When an address is taken, or a part cannot be built from the configuration.
     pub fn bind(loaded: Loaded) -> Result<Self, StartError> {
-        let Loaded { settings, policy, .. } = loaded;
+        let Loaded { settings, policy, provenance, .. } = loaded;
         let on_failure = policy.on_failure;
-        let snapshot = Snapshot {
-            policy: Arc::new(Policy::new(policy)?),
-            style: settings.headers,
-            access_log: settings.log.access,
-            backends: Arc::new(Backends::new(&settings.upstreams, settings.server.workers)?),
-            max_body: settings.server.max_body,
-        };
+        let backends = Backends::new(&settings.upstreams, settings.server.workers)?;
+        let snapshot = reload::snapshot(policy, &settings, backends)?;
         let memory = Arc::new(MemoryStore::new(settings.store.max_callers, Arc::new(SystemClock::new())));
         // The workers build their own; this only proves that they will be able to.
         drop(Limiter::new(&settings.store.kind, Arc::clone(&memory), Arc::default())?);
@@ -144,12 +141,19 @@ impl Gateway {
         look_at_descriptors(&settings.server);
         let metrics = Arc::new(Metrics::new()?);
         let kind = settings.store.kind.clone();
-        let overload = Overload::new(settings.server.max_in_flight);
+        let overload = Overload::new(settings.server.most_in_flight());
         let gate = Gate::new(snapshot, kind, Arc::clone(&memory), Arc::clone(&metrics))
             .access_log(AccessLogWriter::new(io::stdout()))
             .overload(overload.clone());
-        let admin = Admin::new(&settings, on_failure, metrics, Arc::clone(&memory), gate.common());
-        Ok(Self { settings, gate, overload, memory, admin, public, private })
+        let parts = reload::Parts {
+            in_force: gate.in_force(),
+            memory: Arc::clone(&memory),
+            metrics: Arc::clone(&metrics),
+        };
+        let (reloader, reloads) = Reloader::new(&settings, provenance, on_failure, parts);
+        let kind = settings.store.kind.clone();
+        let admin = Admin::new(kind, metrics, Arc::clone(&memory), gate.common(), reloads.clone());
+        Ok(Self { settings, gate, overload, memory, admin, reloader, reloads, public, private })
     }
 
     /// The address that clients call.
@@ -168,6 +172,17 @@ impl Gateway {
         self.private.socket.local_addr()
     }
 
+    /// The way to have the configuration read again.
+    #[must_use]
+    pub fn reloads(&self) -> Reloads {
+        self.reloads.clone()
+    }
+
+    /// Tells `change` when a reload brings another filter for the gateway's own messages (`log.level`).
+    pub fn on_log_level(&mut self, change: LogLevel) {
+        self.reloader.on_log_level(change);
+    }
+
     /// Whether clients come in through a socket that was handed over.
     #[must_use]
     pub fn is_handed_over(&self) -> bool {
@@ -180,7 +195,7 @@ impl Gateway {
     /// # Errors
     /// When a listener breaks.
     pub async fn run(self, stop: impl Future<Output = Stop>) -> Result<(), StartError> {
-        let Self { settings, gate, overload, memory, admin, public, private } = self;
+        let Self { settings, gate, overload, memory, admin, reloader, reloads: _, public, private } = self;
         let (readiness, drain) = (admin.draining(), Drain::default());
         let life = Life { drain: drain.clone(), overload: overload.clone() };
         let door = public.door()?;
@@ -209,6 +224,7 @@ impl Gateway {
             }
             () = sweeping => {}
             () = watching => {}
+            never = reloader.run() => match never {},
             () = stopping => {}
         }
         // Both servers are gone with the block above, and have told their workers to end. What those hold, such as lines of
@@ -479,7 +495,7 @@ mod tests {
     use super::*;
     use crate::config::{Sources, load};
     use crate::limit::store::{RedisSettings, StoreKind, Topology};
-    use crate::plan::Priority;
+    use crate::plan::{Policy, Priority};
 
     /// The workers found out, could not start, and the gateway went on without anybody behind its public port.
     #[test]
@@ -488,12 +504,13 @@ mod tests {
             [("TOLLGATE__SERVER__LISTEN", "127.0.0.1:0"), ("TOLLGATE__ADMIN__LISTEN", "127.0.0.1:0")];
         let environment = environment.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
         let mut loaded = load(&Sources { environment, ..Sources::built_in() }).unwrap();
-        loaded.settings.store.kind = StoreKind::Redis(RedisSettings {
+        loaded.settings.store.kind = StoreKind::Redis(Box::new(RedisSettings {
             // The password is not UTF-8.
             topology: Topology::Standalone("redis://:%ff@127.0.0.1".into()),
             budget: Duration::from_millis(20),
             prefix: "test".to_owned(),
-        });
+            local_share: None,
+        }));
         let bound = Gateway::bind(loaded);
         assert!(matches!(bound, Err(StartError::Store(_))), "{bound:?}");
     }

@@ -12,7 +12,7 @@
 //! | [`observe`] | what happened? |
 //!
 //! [`gate`] is the front page: one request from caller to [`Pass`](limit::Pass) in about twenty lines.
-//! [`gateway`] assembles the rooms into a running server. [`config`] and [`admin`] are side rooms.
+//! [`gateway`] assembles the rooms into a running server. [`config`], [`reload`] and [`admin`] are side rooms.
 //! [`inbound`], [`record`], [`snapshot`] and [`clock`] are what the rooms hand to each other.
 
 pub mod admin;
@@ -28,4 +28,5 @@ pub mod observe;
 pub mod plan;
 pub mod proxy;
 pub mod record;
+pub mod reload;
 pub mod snapshot;

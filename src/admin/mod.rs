@@ -1,4 +1,4 @@
-//! The operator's side, on a port of its own: metrics and probes.
+//! The operator's side, on a port of its own: metrics, probes, and the way to reload.
 //!
 //! `/livez` and `/readyz` are open to everybody who reaches the port; everything else asks for the token, if one is set.
 //! The port is on loopback by default, and without a token it may be nowhere else.
@@ -12,15 +12,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use actix_web::dev::Server;
 use actix_web::http::header;
 use actix_web::{App, HttpRequest, HttpResponse, HttpServer, web};
-use secrecy::{ExposeSecret, SecretString};
+use secrecy::ExposeSecret as _;
 use serde::Serialize;
 use subtle::ConstantTimeEq;
 
-use crate::clock;
-use crate::config::Settings;
+use crate::limit::Common;
 use crate::limit::store::{MemoryStore, Phase, RedisStore, StoreKind};
-use crate::limit::{Common, OnFailure};
 use crate::observe::{Metrics, Totals};
+use crate::reload::{Reloads, Trigger};
 
 /// What the operator can see.
 #[derive(Debug, Clone)]
@@ -29,10 +28,8 @@ pub struct Admin {
     memory: Arc<MemoryStore>,
     common: Arc<Common>,
     store: StoreKind,
-    token: Option<SecretString>,
+    reloads: Reloads,
     draining: Draining,
-    /// Whether a gateway without its store refuses everything, and so is not ready.
-    needs_store: bool,
 }
 
 /// Whether the gateway has begun to stop.
@@ -54,24 +51,14 @@ impl Admin {
     /// The operator's view of a gateway that is about to start.
     #[must_use]
     pub fn new(
-        settings: &Settings,
-        on_failure: OnFailure,
+        store: StoreKind,
         metrics: Arc<Metrics>,
         memory: Arc<MemoryStore>,
         common: Arc<Common>,
+        reloads: Reloads,
     ) -> Self {
         metrics.build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
-        let now = clock::wall().duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default();
-        metrics.config_timestamp.set(now.as_secs_f64());
-        Self {
-            metrics,
-            memory,
-            common,
-            store: settings.store.kind.clone(),
-            token: settings.admin.token.clone(),
-            draining: Draining::default(),
-            needs_store: on_failure == OnFailure::Deny,
-        }
+        Self { metrics, memory, common, store, reloads, draining: Draining::default() }
     }
 
     /// The switch that says the gateway is stopping.
@@ -81,7 +68,8 @@ impl Admin {
     }
 
     fn permits(&self, request: &HttpRequest) -> bool {
-        let Some(token) = &self.token else { return true };
+        let operator = self.reloads.operator();
+        let Some(token) = &operator.token else { return true };
         let shown = request.headers().get(header::AUTHORIZATION).map(|value| value.as_bytes());
         let shown = shown.and_then(|value| value.strip_prefix(b"Bearer "));
         shown.is_some_and(|shown| bool::from(shown.ct_eq(token.expose_secret().as_bytes())))
@@ -101,6 +89,7 @@ pub fn server(listener: TcpListener, admin: Admin) -> io::Result<Server> {
             .route("/livez", web::get().to(livez))
             .route("/readyz", web::get().to(readyz))
             .route("/metrics", web::get().to(metrics))
+            .route("/v1/reload", web::post().to(reload))
             .default_service(web::to(HttpResponse::NotFound))
     });
     Ok(server.workers(1).disable_signals().shutdown_timeout(1).listen(listener)?.run())
@@ -125,16 +114,17 @@ async fn readyz(admin: web::Data<Admin>, request: HttpRequest) -> HttpResponse {
         None => "unknown",
     };
     let listener = if admin.draining.has_begun() { "draining" } else { "ok" };
-    let ready = listener == "ok" && (store != "away" || !admin.needs_store);
+    let ready = listener == "ok" && (store != "away" || !admin.reloads.operator().needs_store);
     let mut response = if ready { HttpResponse::Ok() } else { HttpResponse::ServiceUnavailable() };
     response.json(Readiness { ready, listener, store })
 }
 
 async fn metrics(admin: web::Data<Admin>, request: HttpRequest) -> HttpResponse {
     if !admin.permits(&request) {
-        return HttpResponse::Unauthorized().insert_header((header::WWW_AUTHENTICATE, "Bearer")).finish();
+        return unauthorized();
     }
     admin.metrics.memory_callers.set(saturating(admin.memory.callers() as u64));
+    admin.metrics.store_gateways.set(saturating(admin.common.gateways()));
     admin.metrics.store_breaker.set(match admin.common.phase() {
         Phase::Healthy => 0,
         Phase::Probing => 1,
@@ -145,6 +135,7 @@ async fn metrics(admin: web::Data<Admin>, request: HttpRequest) -> HttpResponse 
         messages_lost: admin.common.lost(),
         breaker_trips: admin.common.trips(),
     });
+    admin.metrics.catch_up_with_store(admin.common.failures(), admin.common.may_evict());
     match admin.metrics.render() {
         Ok(text) => HttpResponse::Ok().content_type(prometheus::TEXT_FORMAT).body(text),
         Err(error) => {
@@ -152,6 +143,22 @@ async fn metrics(admin: web::Data<Admin>, request: HttpRequest) -> HttpResponse 
             HttpResponse::InternalServerError().finish()
         }
     }
+}
+
+/// Reads the configuration again and says how that ended, with every mistake.
+async fn reload(admin: web::Data<Admin>, request: HttpRequest) -> HttpResponse {
+    if !admin.permits(&request) {
+        return unauthorized();
+    }
+    match admin.reloads.now(Trigger::Admin).await {
+        Some(report) if report.is_refusal() => HttpResponse::UnprocessableEntity().json(report),
+        Some(report) => HttpResponse::Ok().json(report),
+        None => HttpResponse::ServiceUnavailable().finish(),
+    }
+}
+
+fn unauthorized() -> HttpResponse {
+    HttpResponse::Unauthorized().insert_header((header::WWW_AUTHENTICATE, "Bearer")).finish()
 }
 
 fn saturating(count: u64) -> i64 {

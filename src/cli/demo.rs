@@ -25,7 +25,7 @@ impl Demo {
     pub(super) fn run(&self) -> anyhow::Result<()> {
         let backend = TcpListener::bind(("127.0.0.1", 0))?;
         let loaded = config::load(&self.sources(backend.local_addr()?))?;
-        let _logging = start_logging("warn")?;
+        let (_logging, _) = start_logging("warn")?;
         let gateway =
             Gateway::bind(loaded).context("cannot start the demo; other ports: --listen and --admin")?;
         introduce(gateway.public_address()?, gateway.admin_address()?);

@@ -10,6 +10,7 @@ mod explain;
 mod keys;
 mod serve;
 
+use std::convert::Infallible;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -18,6 +19,7 @@ use clap::{Args, Parser, Subcommand};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tollgate::config::{self, Loaded, Mistakes, Purpose, Sources};
 use tollgate::gateway::{Gateway, Stop};
+use tollgate::reload::{LogLevel, Reloads, Trigger};
 use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::EnvFilter;
 
@@ -148,23 +150,43 @@ fn log_panics() {
 }
 
 /// Messages as JSON lines on standard error, written by a thread of their own: requests cause messages, and no request
-/// may wait for, or fail with, whoever reads them.
-fn start_logging(level: &str) -> anyhow::Result<Logging> {
+/// may wait for, or fail with, whoever reads them. Also gives what changes the level later.
+fn start_logging(level: &str) -> anyhow::Result<(Logging, LogLevel)> {
     let filter = EnvFilter::try_new(level).map_err(|error| Usage(format!("log.level: {error}")))?;
     let (messages, thread) = NonBlockingBuilder::default()
         .buffered_lines_limit(MESSAGES_MAX)
         .lossy(true)
         .thread_name("messages")
         .finish(io::stderr());
-    tracing_subscriber::fmt()
+    let subscriber = tracing_subscriber::fmt()
         .json()
         .flatten_event(true)
         .with_current_span(false)
         .with_env_filter(filter)
         .with_writer(messages)
-        .init();
+        .with_filter_reloading();
+    let handle = subscriber.reload_handle();
+    subscriber.init();
     log_panics();
-    Ok(Logging(thread))
+    let change = move |level: &str| {
+        // The configuration has tried it; and messages that go on as before are the least of all troubles.
+        if let Ok(filter) = EnvFilter::try_new(level) {
+            drop(handle.reload(filter));
+        }
+    };
+    Ok((Logging(thread), Box::new(change)))
+}
+
+/// Has the configuration read again at every SIGHUP.
+async fn reload_at_hangup(reloads: Reloads) -> Infallible {
+    use tokio::signal::unix::{SignalKind, signal};
+    if let Ok(mut hangup) = signal(SignalKind::hangup()) {
+        while hangup.recv().await.is_some() {
+            drop(reloads.now(Trigger::Signal).await);
+        }
+    }
+    // Without a handler the signal ends the process, as it does by itself.
+    std::future::pending().await
 }
 
 /// Runs the gateway until a signal stops it. A second signal ends it at once, whatever is in flight.

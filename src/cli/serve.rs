@@ -4,19 +4,26 @@ use actix_rt::System;
 use tollgate::gateway::Gateway;
 use tollgate::identify::KeyTable;
 
-use super::{ConfigArgs, run_until_stopped, start_logging};
+use super::{ConfigArgs, reload_at_hangup, run_until_stopped, start_logging};
 
 pub(super) fn run(config: &ConfigArgs) -> anyhow::Result<()> {
     let loaded = config.load()?;
-    let _logging = start_logging(&loaded.settings.log.level)?;
+    let (_logging, change_of_level) = start_logging(&loaded.settings.log.level)?;
     let files: Vec<_> = loaded.files.iter().map(|file| file.display().to_string()).collect();
     tracing::info!(files = files.join(","), version = env!("CARGO_PKG_VERSION"), "configuration read");
     warn_of_example_keys(&loaded.policy.keys);
-    let gateway = Gateway::bind(loaded)?;
+    let mut gateway = Gateway::bind(loaded)?;
+    gateway.on_log_level(change_of_level);
+    let reloads = gateway.reloads();
     let (public, admin) = (gateway.public_address()?, gateway.admin_address()?);
     let handed_over = gateway.is_handed_over();
     tracing::info!(%public, %admin, handed_over, "listening");
-    System::new().block_on(run_until_stopped(gateway))?;
+    System::new().block_on(async {
+        tokio::select! {
+            served = run_until_stopped(gateway) => served,
+            never = reload_at_hangup(reloads) => match never {},
+        }
+    })?;
     tracing::info!("stopped");
     Ok(())
 }

@@ -87,6 +87,16 @@ impl Fault {
     }
 }
 
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.problem)?;
+        match &self.hint {
+            Some(hint) => write!(f, "; {hint}"),
+            None => Ok(()),
+        }
+    }
+}
+
 /// The word that `written` probably stands for: at most one slip in every three letters of the longer one.
 pub(super) fn nearest<'a>(written: &str, words: &[&'a str]) -> Option<&'a str> {
     let slips = |word: &str| strsim::osa_distance(&written.to_lowercase(), &word.to_lowercase());
@@ -115,6 +125,18 @@ impl Mistake {
         &self.place.origin
     }
 
+    /// The line, where it is known.
+    #[must_use]
+    pub fn line(&self) -> Option<usize> {
+        self.line
+    }
+
+    /// What is wrong and what to do about it, without the place.
+    #[must_use]
+    pub fn message(&self) -> String {
+        self.fault.to_string()
+    }
+
     /// The path of the key, for example `plans.free.limits.minute.per`; empty for a file as a whole.
     #[must_use]
     pub fn key(&self) -> &str {
@@ -132,11 +154,7 @@ impl fmt::Display for Mistake {
         if !self.place.key.is_empty() && !matches!(self.place.origin, Origin::Environment(_)) {
             write!(f, ": {}", self.place.key)?;
         }
-        write!(f, ": {}", self.fault.problem)?;
-        match &self.fault.hint {
-            Some(hint) => write!(f, "; {hint}"),
-            None => Ok(()),
-        }
+        write!(f, ": {}", self.fault)
     }
 }
 

@@ -18,8 +18,8 @@ use super::reader::{Scalar, Table, Written};
 use super::settings::HeaderStyle;
 use super::units::{at_least_one, duration, duration_in, limit, size, size_from, whole_in};
 use super::words::{
-    account, answer_header, choice, enforce, flag, hash, header, listen, log_filter, name, network,
-    redis_url, target, text, token,
+    account, answer_header, choice, enforce, flag, hash, header, listen, local_share, log_filter, name,
+    network, redis_url, secret, target, text, token,
 };
 use crate::inbound::METHODS;
 use crate::limit::{OnFailure, Unit};
@@ -116,6 +116,7 @@ pub(super) struct ServerSection {
     pub(super) max_in_flight: Field<u64>,
     pub(super) max_memory: Field<u64>,
     pub(super) encoded_slashes: Field<bool>,
+    pub(super) watch: Field<bool>,
 }
 
 impl ServerSection {
@@ -131,6 +132,7 @@ impl ServerSection {
             max_in_flight: table.require("max_in_flight", whole_in(0, IN_FLIGHT_MAX)),
             max_memory: table.get("max_memory", size_from(MEMORY_MIN)),
             encoded_slashes: table.require("encoded_slashes", flag),
+            watch: table.require("watch", flag),
         };
         table.finish();
         section
@@ -157,6 +159,15 @@ impl AdminSection {
     }
 }
 
+/// What a gateway counts by itself while the store cannot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LocalShare {
+    /// An equal part for each gateway that lives.
+    Equal,
+    /// So many hundredths, from 1 to 100.
+    Percent(NonZeroU64),
+}
+
 /// Which store counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StoreWord {
@@ -169,6 +180,7 @@ pub(super) enum StoreWord {
 pub(super) struct StoreSection {
     pub(super) kind: Field<StoreWord>,
     pub(super) on_failure: Field<OnFailure>,
+    pub(super) local_share: Field<LocalShare>,
     pub(super) max_callers: Field<u64>,
     pub(super) redis: RedisSection,
 }
@@ -179,6 +191,7 @@ impl StoreSection {
         let section = Self {
             kind: table.require("kind", choice(KINDS, &[])),
             on_failure: table.require("on_failure", choice(ON_FAILURE, &[])),
+            local_share: table.require("local_share", local_share),
             max_callers: table.table("memory").and_then(read_memory),
             redis: table.table("redis").map(RedisSection::read).unwrap_or_default(),
         };
@@ -198,6 +211,15 @@ fn read_memory(mut table: Table<'_>) -> Field<u64> {
 pub(super) enum ModeWord {
     Standalone,
     Cluster,
+    Sentinel,
+}
+
+/// Who the gateway is to a server of Redis.
+#[derive(Debug, Default)]
+pub(super) struct LoginKeys {
+    pub(super) username: Field<String>,
+    pub(super) password: Field<SecretString>,
+    pub(super) password_file: Field<String>,
 }
 
 /// `[store.redis]`
@@ -207,19 +229,42 @@ pub(super) struct RedisSection {
     pub(super) url_file: Field<String>,
     pub(super) nodes: List<SecretString>,
     pub(super) mode: Field<ModeWord>,
+    pub(super) login: LoginKeys,
+    pub(super) tls_ca_file: Field<String>,
+    pub(super) tls_cert_file: Field<String>,
+    pub(super) tls_key_file: Field<String>,
+    pub(super) master_name: Field<String>,
+    pub(super) sentinel_login: LoginKeys,
     pub(super) budget: Field<Duration>,
     pub(super) prefix: Field<String>,
 }
 
 impl RedisSection {
     fn read(mut table: Table<'_>) -> Self {
-        const MODES: &[(&str, ModeWord)] =
-            &[("standalone", ModeWord::Standalone), ("cluster", ModeWord::Cluster)];
+        const MODES: &[(&str, ModeWord)] = &[
+            ("standalone", ModeWord::Standalone),
+            ("cluster", ModeWord::Cluster),
+            ("sentinel", ModeWord::Sentinel),
+        ];
         let section = Self {
             url: table.get("url", redis_url),
             url_file: table.get("url_file", text),
             nodes: table.list("nodes", redis_url),
-            mode: table.require("mode", choice(MODES, &["sentinel"])),
+            mode: table.require("mode", choice(MODES, &[])),
+            login: LoginKeys {
+                username: table.get("username", text),
+                password: table.get("password", secret),
+                password_file: table.get("password_file", text),
+            },
+            tls_ca_file: table.get("tls_ca_file", text),
+            tls_cert_file: table.get("tls_cert_file", text),
+            tls_key_file: table.get("tls_key_file", text),
+            master_name: table.get("master_name", text),
+            sentinel_login: LoginKeys {
+                username: table.get("sentinel_username", text),
+                password: table.get("sentinel_password", secret),
+                password_file: table.get("sentinel_password_file", text),
+            },
             budget: table.require("budget", duration_in("1ms", BUDGET_MAX)),
             prefix: table.require("prefix", name),
         };

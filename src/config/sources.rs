@@ -2,12 +2,12 @@
 //! origin of every value kept.
 
 use std::collections::hash_map::Entry;
-use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use config::{Value, ValueKind};
 
 use super::environment;
+use super::files::Files;
 use super::format;
 use super::mistakes::{Fault, Notes, Origin, Place};
 
@@ -22,9 +22,6 @@ const EXAMPLES: [(&str, &str); 2] = [
     ("plans.toml", include_str!("../../config/plans.toml")),
     ("keys.toml", include_str!("../../config/keys.toml")),
 ];
-
-/// The largest file that is read, in bytes: some hundred thousand keys.
-const FILE_MAX: u64 = 64 << 20;
 
 /// What the policy is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -101,7 +98,7 @@ pub(super) struct Layers {
 
 impl Layers {
     /// Reads and merges `sources`. What cannot be read is noted, and the rest is merged without it.
-    pub(super) fn read(sources: &Sources, notes: &Notes) -> Self {
+    pub(super) fn read(sources: &Sources, files: &Files, notes: &Notes) -> Self {
         let mut layers = Self {
             root: Value::new(Some(&DEFAULTS_MARK.to_owned()), ValueKind::Table(config::Map::new())),
             origins: Vec::new(),
@@ -111,11 +108,12 @@ impl Layers {
         layers.add_text(Origin::BuiltIn("tollgate.toml"), format::Format::Toml, DEFAULTS, notes);
         if sources.files.is_empty() {
             for (name, text) in EXAMPLES {
+                files.text(text);
                 layers.add_text(Origin::BuiltIn(name), format::Format::Toml, text, notes);
             }
         }
         for path in &sources.files {
-            layers.add_path(path, notes);
+            layers.add_path(path, files, notes);
         }
         environment::add(&mut layers, &sources.environment, notes);
         layers
@@ -127,29 +125,31 @@ impl Layers {
         (self.origins.len() - 1).to_string()
     }
 
-    fn add_path(&mut self, path: &Path, notes: &Notes) {
+    fn add_path(&mut self, path: &Path, files: &Files, notes: &Notes) {
         if !path.is_dir() {
-            return self.add_file(path, notes);
+            return self.add_file(path, files, notes);
         }
-        match files_of(path) {
-            Ok(files) if files.is_empty() => {
+        match files.list(path) {
+            Ok(found) if found.is_empty() => {
                 self.fail(path, Fault::new("holds no .toml, .yaml, .yml or .json file"), notes);
             }
-            Ok(files) => files.iter().for_each(|file| self.add_file(file, notes)),
+            Ok(found) => found.iter().for_each(|file| self.add_file(file, files, notes)),
             Err(error) => self.fail(path, Fault::new(format!("cannot be read: {error}")), notes),
         }
     }
 
-    fn add_file(&mut self, path: &Path, notes: &Notes) {
+    fn add_file(&mut self, path: &Path, files: &Files, notes: &Notes) {
         self.files.push(path.to_owned());
         if let Err(error) = path.metadata() {
+            files.pass_over(path);
             return self.fail(path, Fault::new(format!("cannot be read: {error}")), notes);
         }
         let Some(format) = format::Format::of(path) else {
+            files.pass_over(path);
             let fault = Fault::new("is of an unknown kind").hint("name it .toml, .yaml, .yml or .json");
             return self.fail(path, fault, notes);
         };
-        match read_file(path) {
+        match files.read(path) {
             Ok(text) => self.add_text(Origin::File(path.to_owned()), format, &text, notes),
             Err(problem) => self.fail(path, Fault::new(format!("cannot be read: {problem}")), notes),
         }
@@ -200,31 +200,4 @@ pub(super) fn merge(below: &mut Value, above: Value) {
         (_, kind) => (replaced, kind),
     };
     *below = Value::new(origin.as_ref(), kind);
-}
-
-/// The configuration files of a directory, sorted by name. Not those of its directories, and no hidden ones, which
-/// editors leave behind.
-fn files_of(directory: &Path) -> std::io::Result<Vec<PathBuf>> {
-    let mut files = Vec::new();
-    for entry in std::fs::read_dir(directory)? {
-        let entry = entry?;
-        let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
-        let path = entry.path();
-        if !hidden && format::Format::of(&path).is_some() && !path.is_dir() {
-            files.push(path);
-        }
-    }
-    files.sort();
-    Ok(files)
-}
-
-/// The text of a file that is not larger than any that is meant.
-pub(super) fn read_file(path: &Path) -> Result<String, String> {
-    let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
-    let mut text = String::new();
-    file.take(FILE_MAX + 1).read_to_string(&mut text).map_err(|error| error.to_string())?;
-    if text.len() as u64 > FILE_MAX {
-        return Err(format!("it is larger than {FILE_MAX} bytes"));
-    }
-    Ok(text)
 }

@@ -7,7 +7,7 @@ use insta::assert_snapshot;
 use secrecy::ExposeSecret as _;
 use tempfile::TempDir;
 
-use super::{HeaderStyle, Loaded, Purpose, RedisSettings, Sources, StoreKind, load};
+use super::{HeaderStyle, Loaded, Purpose, RedisSettings, Sources, StoreKind, load, needs_restart, read};
 use crate::identify::CredentialSource;
 use crate::limit::OnFailure;
 use crate::limit::algorithm::Algorithm;
@@ -316,7 +316,7 @@ fn a_variable_that_fits_two_names_is_refused() {
 /// The file that everybody reads, the contract, and what the program does are one.
 #[test]
 fn the_built_in_defaults_are_those_of_the_documentation() {
-    let Loaded { settings, policy, files } = with_base("", &[]).unwrap();
+    let Loaded { settings, policy, files, .. } = with_base("", &[]).unwrap();
     assert_eq!(files.len(), 2);
     assert_eq!(settings.server.listen.to_string(), "0.0.0.0:8080");
     assert!(settings.server.workers >= 1);
@@ -326,8 +326,9 @@ fn the_built_in_defaults_are_those_of_the_documentation() {
     assert_eq!(settings.server.handed_over, None);
     assert_eq!(settings.server.max_body, 2 << 30);
     assert_eq!(settings.server.max_connections, 4_096);
-    assert_eq!(settings.server.max_in_flight, settings.server.workers * 3_072);
+    assert_eq!(settings.server.most_in_flight(), settings.server.workers * 3_072);
     assert_eq!(settings.server.max_memory, None);
+    assert!(settings.server.watch);
     assert_eq!(settings.admin.listen.to_string(), "127.0.0.1:9090");
     assert!(settings.admin.token.is_none());
     assert!(matches!(settings.store.kind, StoreKind::Memory));
@@ -387,6 +388,10 @@ fn every_example_loads() {
     let examples = files_in("config/examples");
     assert!(examples.len() >= 4);
     for example in examples {
+        // What an example names beside it.
+        if example.extension().is_none_or(|ending| ending != "toml") {
+            continue;
+        }
         let loaded = load(&sources(&[&example], &[]));
         assert!(loaded.is_ok(), "{loaded:?}");
     }
@@ -533,4 +538,99 @@ fn hostile_files_are_refused() {
 fn only_plan(keys: &crate::identify::KeyTable) -> &str {
     assert_eq!(keys.len(), 1);
     &keys.entries().next().unwrap().plan
+}
+
+/// A setting that a reload does not take over and does not name either does nothing, in silence.
+#[test]
+fn what_a_running_process_cannot_take_over_is_named() {
+    let waiting = |started: &str, wanted: &str| {
+        let settings = |lines: &str| with_base(lines, &[]).unwrap().settings;
+        needs_restart(&settings(started), &settings(wanted))
+    };
+    let redis = "store.kind = \"redis\"\n";
+    for (line, key) in [
+        ("server.listen = \"127.0.0.1:8080\"", "server.listen"),
+        ("server.workers = 511", "server.workers"),
+        ("server.drain = \"11s\"", "server.drain"),
+        ("server.max_connections = 7", "server.max_connections"),
+        ("server.max_in_flight = 7", "server.max_in_flight"),
+        ("server.max_memory = \"1GiB\"", "server.max_memory"),
+        ("admin.listen = \"127.0.0.1:9091\"", "admin.listen"),
+        (redis, "store.kind"),
+    ] {
+        assert_eq!(waiting("", line), [key]);
+        assert_eq!(waiting(line, ""), [key]);
+    }
+    for (line, keys) in [
+        ("store.redis.url = \"redis://:other@127.0.0.1\"", ["store.redis.url"].as_slice()),
+        ("store.redis.budget = \"21ms\"", &["store.redis.budget"]),
+        ("store.redis.prefix = \"other\"", &["store.redis.prefix"]),
+        (
+            "store.redis.mode = \"cluster\"\nstore.redis.nodes = [\"redis://127.0.0.2\"]",
+            &["store.redis.mode", "store.redis.nodes"],
+        ),
+    ] {
+        assert_eq!(waiting(redis, &format!("{redis}{line}")), keys);
+        // Where the store is not Redis, nothing uses it.
+        assert_eq!(waiting("", line), [""; 0]);
+    }
+    let taken_over = "
+        server.max_body = \"1KiB\"
+        server.encoded_slashes = true
+        server.watch = false
+        admin.token = \"other\"
+        store.on_failure = \"deny\"
+        store.memory.max_callers = 7
+        answers.headers = \"off\"
+        log.access = false
+        log.level = \"warn\"
+        upstreams.api.targets = [\"http://127.0.0.1:9001\"]
+        identity.client_address.ipv6_prefix = 56";
+    assert_eq!(waiting("", taken_over), [""; 0]);
+}
+
+/// What was read is what is looked at: the files of a directory, and what a file names, also where there is nothing yet.
+#[test]
+fn a_fingerprint_changes_with_every_file_and_with_nothing_else() {
+    let directory = tempfile::tempdir().unwrap();
+    let root = directory.path();
+    let write = |name: &str, text: &str| std::fs::write(root.join(name), text).unwrap();
+    write("one.toml", "admin.token_file = \"token\"");
+    let found = || read(&sources(&[root], &[]));
+    let (refused, fingerprint) = found();
+    assert!(refused.is_err());
+    write(".hidden.toml", "");
+    write("notes.txt", "");
+    assert_eq!(fingerprint.again(), fingerprint);
+    for (name, text) in [("token", "secret"), ("token", "other"), ("two.yaml", "{}"), ("one.toml", "")] {
+        let (_, before) = found();
+        assert_eq!(before.again(), before);
+        write(name, text);
+        assert_ne!(before.again(), before, "{name}");
+    }
+    let (_, before) = found();
+    std::fs::remove_file(root.join("two.yaml")).unwrap();
+    assert_ne!(before.again(), before);
+}
+
+/// The same files are the same version, wherever they are and whenever they were written.
+#[test]
+fn a_version_is_what_the_files_hold() {
+    let version = |texts: &[&str]| {
+        let directory = tempfile::tempdir().unwrap();
+        let files: Vec<PathBuf> =
+            (0..texts.len()).map(|at| directory.path().join(format!("{at}.toml"))).collect();
+        for (file, text) in files.iter().zip(texts) {
+            std::fs::write(file, text).unwrap();
+        }
+        let base = Path::new("tests/mistakes/base.toml");
+        let all: Vec<&Path> = std::iter::once(base).chain(files.iter().map(PathBuf::as_path)).collect();
+        load(&sources(&all, &[])).unwrap().provenance.version
+    };
+    let (one, other) = ("log.access = true\n", "log.level = \"info\"\n");
+    assert_eq!(version(&[one, other]), version(&[one, other]));
+    assert_ne!(version(&[one, other]), version(&[other, one]));
+    assert_ne!(version(&[one, other]), version(&[&format!("{one}{other}")]));
+    assert_ne!(version(&[one, other]), version(&[&format!("{one}{other}"), ""]));
+    assert_eq!(version(&[one]).to_string().len(), 12);
 }

@@ -1,6 +1,7 @@
 //! Values that are words: names, choices, secrets, addresses.
 
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroU64;
 
 use actix_web::http::header::{AUTHORIZATION, HeaderName};
 use ipnet::IpNet;
@@ -8,7 +9,7 @@ use reqwest::Url;
 use secrecy::{ExposeSecret, SecretString};
 
 use super::mistakes::Fault;
-use super::raw::Enforce;
+use super::raw::{Enforce, LocalShare};
 use super::reader::Scalar;
 
 /// The longest name of a plan, limit, route, upstream or key, in bytes.
@@ -71,6 +72,21 @@ pub(super) fn enforce(value: Scalar<'_>) -> Result<Enforce, Fault> {
         Ok(percent @ 1..=99) => Ok(Enforce::Percent(percent)),
         _ => Err(Fault::new("a percentage lies between \"1%\" and \"99%\"")
             .hint("\"on\" for all callers, \"shadow\" for none")),
+    }
+}
+
+/// What a gateway counts by itself while the store cannot.
+pub(super) fn local_share(value: Scalar<'_>) -> Result<LocalShare, Fault> {
+    let word = text(value)?;
+    let Some(number) = word.strip_suffix('%') else {
+        return choice(&[("equal", LocalShare::Equal)], &[])(value)
+            .map_err(|fault| fault.hint("\"equal\", or a percentage such as \"25%\""));
+    };
+    match number.parse() {
+        Ok(percent) if (1..=100).contains(&percent) => NonZeroU64::new(percent)
+            .map(LocalShare::Percent)
+            .ok_or(Fault::new("a percentage is at least \"1%\"")),
+        _ => Err(Fault::new("a percentage lies between \"1%\" and \"100%\"")),
     }
 }
 
@@ -230,28 +246,78 @@ fn not_a_target(problem: &str) -> Fault {
     Fault::new(problem).hint("for example \"http://127.0.0.1:9000\"")
 }
 
+/// Any text but none, never repeated.
+pub(super) fn secret(value: Scalar<'_>) -> Result<SecretString, Fault> {
+    text(value).map(SecretString::from)
+}
+
 /// The URL of a Redis node. It may hold a password, so nothing of it is ever repeated.
 pub(super) fn redis_url(value: Scalar<'_>) -> Result<SecretString, Fault> {
     let written = SecretString::from(text(value)?);
     let plain = written.expose_secret().bytes().all(|byte| byte.is_ascii_graphic());
-    let parsed = Url::parse(written.expose_secret()).ok();
-    let fits = parsed.is_some_and(|url| {
-        ["redis", "rediss"].contains(&url.scheme())
-            && url.host_str().is_some_and(|host| !host.is_empty())
-            && url.port() != Some(0)
-            && is_database(url.path())
+    let fits = Url::parse(written.expose_secret()).is_ok_and(|url| match url.scheme() {
+        "redis" | "rediss" => {
+            url.host_str().is_some_and(|host| !host.is_empty())
+                && url.port() != Some(0)
+                && is_database(url.path())
+                && url.query().is_none()
+                && url.fragment().is_none()
+        }
+        scheme if SOCKETS.contains(&scheme) => is_socket(&url),
+        _ => false,
     });
     if plain && fits {
         return Ok(written);
     }
-    Err(Fault::new("is not the URL of a Redis node")
-        .hint("for example \"redis://127.0.0.1:6379\", or \"rediss://\" for TLS"))
+    Err(Fault::new("is not the URL of a Redis node").hint(
+        "for example \"redis://127.0.0.1:6379\", or \"rediss://\" for TLS, or \"unix:///run/redis.sock\"",
+    ))
 }
 
-/// Whether a Redis URL chooses another database than 0.
-pub(super) fn chooses_database(url: &SecretString) -> bool {
-    let parsed = Url::parse(url.expose_secret());
-    parsed.is_ok_and(|url| !["", "/", "/0"].contains(&url.path()))
+/// Schemes of a socket in the file system.
+const SOCKETS: [&str; 2] = ["unix", "redis+unix"];
+
+/// Whether `url` is that of a socket: a path, and behind it at most a database and a login.
+fn is_socket(url: &Url) -> bool {
+    let known = url.query_pairs().all(|(name, value)| match &*name {
+        "db" => value.parse::<u16>().is_ok(),
+        "user" | "pass" => true,
+        _ => false,
+    });
+    url.host_str().is_none_or(str::is_empty) && url.path().len() > 1 && url.fragment().is_none() && known
+}
+
+/// What the URL of a Redis node says beyond the address. It was checked before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct RedisUrl {
+    /// Whether it is a socket in the file system.
+    pub(super) is_socket: bool,
+    /// Whether it asks for TLS.
+    pub(super) is_tls: bool,
+    /// Whether it holds a user or a password.
+    pub(super) has_login: bool,
+    /// Whether it chooses another database than 0.
+    pub(super) chooses_database: bool,
+}
+
+impl RedisUrl {
+    pub(super) fn of(url: &SecretString) -> Self {
+        let Ok(url) = Url::parse(url.expose_secret()) else { return Self::default() };
+        let is_socket = SOCKETS.contains(&url.scheme());
+        let in_query = |wanted: &str| url.query_pairs().find(|(name, _)| name == wanted);
+        let other_database = |number: &str| number.parse::<u16>().is_ok_and(|number| number != 0);
+        Self {
+            is_socket,
+            is_tls: url.scheme() == "rediss",
+            has_login: !url.username().is_empty()
+                || url.password().is_some()
+                || in_query("user").or(in_query("pass")).is_some(),
+            chooses_database: match in_query("db") {
+                Some((_, number)) => other_database(&number),
+                None => !is_socket && other_database(url.path().trim_start_matches('/')),
+            },
+        }
+    }
 }
 
 /// Whether `path` is empty or the number of a database.
@@ -338,6 +404,8 @@ mod tests {
             "redis://127.0.0.1:6379/0",
             "rediss://user:secret@redis.example:6380",
             "redis://[::1]:6379",
+            "unix:///run/redis.sock",
+            "redis+unix:///run/redis.sock?db=2&user=me&pass=secret",
         ] {
             assert!(redis_url(Scalar::Text(good)).is_ok(), "{good}");
         }
@@ -351,10 +419,31 @@ mod tests {
                 "redis:host",
                 "redis://host/abc",
                 "redis://h:0",
+                "redis://h?protocol=resp3",
+                "rediss://h#insecure",
+                "unix://",
+                "unix:///",
+                "unix://host/path",
+                "unix:///path?timeout=1",
+                "unix:///path?db=x",
             ],
         );
         let fault = redis_url(Scalar::Text("redsi://user:canary@host")).unwrap_err();
         assert!(!format!("{fault:?}").contains("canary"));
+    }
+
+    #[test]
+    fn a_redis_url_says_what_it_holds() {
+        let of = |url: &str| RedisUrl::of(&url.into());
+        assert_eq!(of("redis://h:1/0"), RedisUrl::default());
+        assert_eq!(of("redis://h:1/2"), RedisUrl { chooses_database: true, ..RedisUrl::default() });
+        assert_eq!(of("redis://:p@h:1"), RedisUrl { has_login: true, ..RedisUrl::default() });
+        assert_eq!(of("redis://u@h:1"), RedisUrl { has_login: true, ..RedisUrl::default() });
+        assert_eq!(of("rediss://h"), RedisUrl { is_tls: true, ..RedisUrl::default() });
+        let socket = RedisUrl { is_socket: true, ..RedisUrl::default() };
+        assert_eq!(of("unix:///7"), socket);
+        assert_eq!(of("unix:///s?pass=p"), RedisUrl { has_login: true, ..socket });
+        assert_eq!(of("unix:///s?db=2"), RedisUrl { chooses_database: true, ..socket });
     }
 
     #[test]

@@ -3,17 +3,52 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::store::{Phase, Shard, SharedMap};
+use super::local::Local;
+use super::store::{FailureKind, Phase, Shard, SharedMap, process_name};
 
 /// Shared by the limiters of all workers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Common {
+    /// A name for the process, unlike that of every other.
+    id: Box<str>,
     lost: AtomicU64,
+    failures: Failures,
+    /// Connections to a Redis that may evict.
+    evicting: AtomicU64,
     shards: Mutex<Shards>,
     slots: SharedMap,
+    local: Local,
+    /// Nobody counts the gateways again before.
+    counted_until: Mutex<Option<Instant>>,
+}
+
+impl Default for Common {
+    fn default() -> Self {
+        Self {
+            id: process_name(),
+            lost: AtomicU64::new(0),
+            failures: Failures::default(),
+            evicting: AtomicU64::new(0),
+            shards: Mutex::default(),
+            slots: SharedMap::default(),
+            local: Local::default(),
+            counted_until: Mutex::default(),
+        }
+    }
+}
+
+/// How often the store failed, by the place of the kind.
+#[derive(Debug)]
+struct Failures([AtomicU64; FailureKind::ALL.len()]);
+
+impl Default for Failures {
+    fn default() -> Self {
+        Self(std::array::from_fn(|_| AtomicU64::default()))
+    }
 }
 
 #[derive(Debug, Default)]
@@ -35,6 +70,34 @@ impl Common {
         self.lost.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// How often the store failed in each way, questions and attempts to connect together.
+    pub fn failures(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let counts = self.failures.0.iter().map(|count| count.load(Ordering::Relaxed));
+        FailureKind::ALL.iter().map(|kind| kind.name()).zip(counts)
+    }
+
+    pub(super) fn count_failure(&self, kind: FailureKind) {
+        if let Some(count) = self.failures.0.get(kind.place()) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether Redis may evict counters, as far as a connection has been told.
+    #[must_use]
+    pub fn may_evict(&self) -> bool {
+        self.evicting.load(Ordering::Relaxed) > 0
+    }
+
+    /// A connection sees a Redis that may evict, or sees it no more. Whether it is the first one that does.
+    pub(super) fn note_eviction(&self, seen: bool) -> bool {
+        if seen {
+            self.evicting.fetch_add(1, Ordering::Relaxed) == 0
+        } else {
+            self.evicting.fetch_sub(1, Ordering::Relaxed);
+            false
+        }
+    }
+
     /// Where the breaker of the store stands; of several shards, that of the worst.
     #[must_use]
     pub fn phase(&self) -> Phase {
@@ -47,6 +110,32 @@ impl Common {
     pub fn trips(&self) -> u64 {
         let shards = self.shards.lock();
         shards.past + shards.known.values().map(|shard| shard.trips()).sum::<u64>()
+    }
+
+    /// How many gateways count in the store, as far as it was heard; 0 before.
+    #[must_use]
+    pub fn gateways(&self) -> u64 {
+        self.local.gateways()
+    }
+
+    /// What is kept for the time when the store cannot decide.
+    pub(super) fn local(&self) -> &Local {
+        &self.local
+    }
+
+    /// A name for the process, unlike that of every other.
+    pub(super) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Whether whoever asks is to count the gateways now. Nobody else is told so for `pause`.
+    pub(super) fn claims_count(&self, now: Instant, pause: Duration) -> bool {
+        let mut until = self.counted_until.lock();
+        let is_due = until.is_none_or(|until| until <= now);
+        if is_due {
+            *until = Some(now + pause);
+        }
+        is_due
     }
 
     /// Which node of a cluster keeps which slot.

@@ -9,6 +9,7 @@ mod common;
 mod decision;
 pub mod headers;
 mod limiter;
+mod local;
 #[cfg(test)]
 pub(crate) mod oracle;
 mod rule;

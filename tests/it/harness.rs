@@ -6,7 +6,10 @@ use std::process::Command;
 use std::time::Duration;
 
 use crate::support::backend::{After, head};
-use crate::support::{Backend, Cluster, Connection, Ending, Redis, Request, redis_program};
+use crate::support::fault::{Connect, Garbage, SCRIPTS, Spoil};
+use crate::support::{
+    Backend, Cluster, Connection, Ending, Fault, FaultProxy, Redis, Request, redis_program,
+};
 
 #[test]
 fn the_client_sends_what_it_is_told_and_the_backend_keeps_it() {
@@ -88,4 +91,68 @@ fn a_cluster_has_three_primaries_that_share_the_slots() {
     let nodes = || cluster.primaries().iter().chain(cluster.replicas());
     assert_eq!(nodes().filter(|node| node.accepts(&["SET", "{somebody}:x", "1"])).count(), 1);
     assert_eq!(cluster.primaries().iter().map(|node| node.keys().len()).sum::<usize>(), 1);
+}
+
+/// A connection through a proxy, as a client of Redis that reads what comes.
+fn through(proxy: &FaultProxy) -> Connection {
+    Connection::open(proxy.address())
+}
+
+#[test]
+fn the_proxy_makes_each_fault_and_ends_it() {
+    // A proxy that passes everything on would let every test of a fault pass.
+    let redis = Redis::start();
+    let proxy = FaultProxy::to_redis(redis.port());
+    let ping = b"*1\r\n$4\r\nPING\r\n";
+    let script = b"*3\r\n$4\r\nEVAL\r\n$8\r\nreturn 7\r\n$1\r\n0\r\n";
+    let faulty = |fault: Fault, command: &[u8]| {
+        proxy.set(fault);
+        let mut connection = through(&proxy);
+        connection.send(command);
+        connection
+    };
+    let short = Duration::from_millis(100);
+    let end = Duration::from_secs(5);
+    let spoil = |spoil| Fault { spoil, of: SCRIPTS, ..Fault::NONE };
+
+    faulty(Fault::slow_scripts(end), script).expect_silence(short);
+    assert_eq!(faulty(Fault::slow_scripts(end), ping).bytes(7, end), b"+PONG\r\n");
+    faulty(Fault { swallow: true, ..Fault::NONE }, ping).expect_silence(short);
+    for halved in [Spoil::ResetMidway, Spoil::CutMidway] {
+        assert_eq!(faulty(spoil(halved), script).rest_until_closed(end), b":7", "{halved:?}");
+    }
+    assert_eq!(faulty(spoil(Spoil::CloseAfter(3)), script).rest_until_closed(end), b":7\r");
+    let replaced = spoil(Spoil::Replace(Garbage::NegativeNumbers));
+    assert_eq!(faulty(replaced, script).bytes(23, end), b":-9223372036854775808\r\n");
+
+    let mut open = faulty(Fault::NONE, ping);
+    open.bytes(7, end);
+    proxy.cut();
+    open.rest_until_closed(end);
+    let before = proxy.accepted();
+    proxy.set(Fault { connect: Connect::Reset, ..Fault::NONE });
+    through(&proxy).rest_until_closed(end);
+    assert_eq!(proxy.accepted() - before, 1);
+    proxy.set(Fault { connect: Connect::Refuse, ..Fault::NONE });
+    for _ in 0..3 {
+        let refused = std::net::TcpStream::connect(proxy.address()).unwrap_err();
+        assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
+    }
+    assert_eq!(faulty(Fault::NONE, ping).bytes(7, end), b"+PONG\r\n");
+}
+
+#[test]
+fn the_proxy_lets_so_many_replies_be_late() {
+    // F6 is about a share; one that depends on luck shows nothing.
+    let redis = Redis::start();
+    let proxy = FaultProxy::to_redis(redis.port());
+    proxy.set(Fault { late: (3, Duration::from_millis(60)), ..Fault::NONE });
+    let mut connection = through(&proxy);
+    let late = (0..20).filter(|_| {
+        let sent = std::time::Instant::now();
+        connection.send(b"PING\r\n");
+        connection.bytes(7, Duration::from_secs(5));
+        sent.elapsed() >= Duration::from_millis(60)
+    });
+    assert_eq!(late.count(), 6);
 }

@@ -17,10 +17,14 @@
 //! | `slots` | requests in flight, calendar quotas |
 //! | `redis` | keys, expiry, scripts, restart, memory that is full |
 //! | `cluster` | Redis Cluster: exact counts, slots that move, a failover, nodes that are lost |
+//! | `alone` | Redis away: parts of limits, what is gone on from, what is written back |
 //! | `stopping` | the end of a gateway: what is in flight, what clients are told, signals and exit codes |
 //! | `restarting` | sockets that are handed over or shared: nobody is refused or reset |
 //! | `overload` | more requests, bodies or connections than there is room for |
 //! | `outage` | Redis absent, refusing, frozen |
+//! | `reload` | a configuration that changes while the gateway runs |
+//! | `faults` | each fault of Redis and of the way to it, with the figure that is promised under it |
+//! | `topologies` | how Redis is reached: TLS, logins, sockets, Sentinel; and each error that it may answer |
 //! | `replay` | every decision under faults, held against a brute-force oracle |
 //! | `observing` | metrics, access log, no credential anywhere |
 //! | `dashboards` | every panel and alert has data, in a real Prometheus |
@@ -41,6 +45,7 @@
 #![expect(clippy::disallowed_methods, reason = "these tests measure the real time of a real process")]
 
 mod addresses;
+mod alone;
 mod answers;
 mod changes;
 mod clocks;
@@ -48,6 +53,7 @@ mod cluster;
 mod dashboards;
 mod demo;
 mod docs;
+mod faults;
 mod framing;
 mod harness;
 mod identity;
@@ -60,6 +66,7 @@ mod overload;
 mod paths;
 mod proxying;
 mod redis;
+mod reload;
 mod replay;
 mod restarting;
 mod scopes;
@@ -68,3 +75,4 @@ mod slots;
 mod stopping;
 mod support;
 mod tidy;
+mod topologies;

@@ -34,7 +34,7 @@ fn twenty_restarts_with_a_socket_that_is_handed_over_lose_nothing() {
     let backend = Backend::ok();
     let config = config(&backend, "drain_delay = \"100ms\"");
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
-    let start = || Gateway::start_on(&[&socket], "", &config);
+    let start = || Gateway::start_on_sockets(&[&socket], "", &config);
     let address = [socket.local_addr().unwrap()];
     let mut old = start();
     assert_eq!(old.address(), address[0]);
@@ -94,7 +94,7 @@ fn without_reuse_port_an_address_has_one_gateway() {
 fn sockets_are_taken_by_name() {
     let backend = Backend::ok();
     let (one, two) = (TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
-    let gateway = Gateway::start_on(&[&one, &two], "admin:public", &config(&backend, ""));
+    let gateway = Gateway::start_on_sockets(&[&one, &two], "admin:public", &config(&backend, ""));
     assert_eq!(gateway.admin_address(), one.local_addr().unwrap());
     assert_eq!(gateway.address(), two.local_addr().unwrap());
     gateway.get("/x").key("k").send().expect(200);

@@ -2,11 +2,13 @@
 //!
 //! Each part resolves to `None` when something in it is a mistake; the mistake is noted, and the other parts go on.
 
+mod counters;
 mod identity;
 mod plans;
 mod routes;
 mod settings;
 
+use super::files::Files;
 use super::mistakes::{Fault, Notes};
 use super::raw::Raw;
 use super::reader::Written;
@@ -18,6 +20,8 @@ use crate::plan::PolicyParts;
 /// What the checks of all parts need.
 pub(super) struct Context<'a> {
     pub(super) notes: &'a Notes,
+    /// Reads what the configuration names.
+    pub(super) files: &'a Files,
     pub(super) purpose: Purpose,
     /// Whether a file could not be read: names it may hold are not missed then.
     pub(super) incomplete: bool,

@@ -11,11 +11,13 @@ use std::num::NonZeroU64;
 
 mod concurrency;
 mod quota;
+mod share;
 mod sliding_window;
 mod token_bucket;
 
 pub use concurrency::{Concurrency, TRY_AGAIN};
 pub use quota::{Period, Quota, Used};
+pub use share::Share;
 pub use sliding_window::{EXACT_MAX, SlidingWindow, WINDOW_MAX, WindowLog};
 pub use token_bucket::{Bucket, TokenBucket};
 

@@ -9,7 +9,7 @@
 
 use std::num::NonZeroU64;
 
-use super::{Micros, PER_RANGE, Standing, Unusable, check_range};
+use super::{Micros, PER_RANGE, Share, Standing, Unusable, check_range};
 
 /// `limit` units each `per`, and up to `burst` units saved up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +51,21 @@ impl TokenBucket {
             return Err(Unusable::Precision);
         }
         Ok(Self { limit, per, burst, unit, rate })
+    }
+
+    /// This share of the bucket, for a request that takes `cost`: of what comes, and of what can be saved up.
+    #[must_use]
+    pub(super) fn shared(self, share: Share, cost: NonZeroU64) -> Self {
+        let burst = share.of_limit(self.burst, cost);
+        let limit = share.of_limit(self.limit, NonZeroU64::MIN);
+        // A part of a round number need not be one, and may not be countable. The largest one below it that is has fewer digits.
+        let rounder = std::iter::successors(Some(1_u64), |ten| ten.checked_mul(10));
+        let limits = rounder.map_while(|ten| NonZeroU64::new(limit.get() / ten * ten));
+        let bucket = limits.into_iter().find_map(|limit| Self::new(limit, self.per, burst).ok());
+        bucket.unwrap_or_else(|| {
+            let most = NonZeroU64::new((EXACT - 2) / self.per).unwrap_or(NonZeroU64::MIN);
+            Self::new(NonZeroU64::MIN, self.per, burst.min(most)).unwrap_or(self)
+        })
     }
 
     /// Units that one `per` brings.

@@ -134,6 +134,15 @@ impl Breaker {
         }
     }
 
+    /// Whether there is no doubt about the store: the last call that could fail has not.
+    pub(super) fn is_beyond_doubt(&mut self, now: Instant) -> bool {
+        self.phase(now);
+        match self.state {
+            State::Healthy { failed_in_a_row: failed, .. } | State::Probing { failed, .. } => failed == 0,
+            State::Tripped { .. } => false,
+        }
+    }
+
     /// What became of a call that was admitted. What comes of it while nobody asks is of the time before.
     pub(super) fn record(&mut self, now: Instant, answered: bool) {
         self.phase(now);

@@ -36,7 +36,7 @@ pub struct MemoryStore {
     shards: Box<[Mutex<Shard>]>,
     /// What callers of a plan share that came when the table was full. As many entries as there are plans and pools.
     overflow: Mutex<HashMap<Box<str>, Caller>>,
-    max_callers: usize,
+    max_callers: AtomicUsize,
     callers: AtomicUsize,
     overflowed: AtomicU64,
 }
@@ -67,10 +67,16 @@ impl MemoryStore {
             hasher: RandomState::new(),
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             overflow: Mutex::default(),
-            max_callers,
+            max_callers: AtomicUsize::new(max_callers),
             callers: AtomicUsize::new(0),
             overflowed: AtomicU64::new(0),
         }
+    }
+
+    /// Holds at most so many callers from now on. Where there are more, none is forgotten before its time; there is only no
+    /// room for others.
+    pub fn hold_at_most(&self, max_callers: usize) {
+        self.max_callers.store(max_callers, Ordering::Relaxed);
     }
 
     /// Decides at once: nothing here waits for anybody but a lock held for a few hundred nanoseconds.
@@ -78,14 +84,18 @@ impl MemoryStore {
     /// Slots that are taken stay taken; a request takes them through [`admit`](Self::admit).
     #[must_use]
     pub fn decide_now(&self, charge: Charge<'_>) -> Decision {
-        self.decide_somewhere(charge).0
+        self.decide_somewhere(charge, nothing).0
     }
 
     /// Decides at once; says where the charge was written, and which slots the request holds from now on, if any limit lends
-    /// them.
+    /// them. `seed` says with what a limit begins of which nothing is kept, by its place and the time.
     #[must_use]
-    pub fn admit(self: &Arc<Self>, charge: Charge<'_>) -> (Decision, Place, Option<MemorySlots>) {
-        let (decision, place) = self.decide_somewhere(charge);
+    pub fn admit(
+        self: &Arc<Self>,
+        charge: Charge<'_>,
+        seed: impl Fn(usize, Micros) -> Option<State>,
+    ) -> (Decision, Place, Option<MemorySlots>) {
+        let (decision, place) = self.decide_somewhere(charge, seed);
         let lent = charge.rules.iter().zip(decision.charged());
         let lent = lent.filter(|(rule, charged)| *charged && rule.lends_slots());
         let keys: SmallVec<[Arc<str>; 2]> =
@@ -124,26 +134,54 @@ impl MemoryStore {
         }
     }
 
-    fn decide_somewhere(&self, charge: Charge<'_>) -> (Decision, Place) {
+    fn decide_somewhere(
+        &self,
+        charge: Charge<'_>,
+        seed: impl Fn(usize, Micros) -> Option<State>,
+    ) -> (Decision, Place) {
         let mut shard = self.shard(charge.caller).lock();
         // Read behind the lock, so that time never runs backwards between two decisions of a caller.
         let now = self.clock.now();
         if let Some(caller) = shard.callers.get_mut(charge.caller) {
-            return (caller.decide(charge, now), Place::Own);
+            return (caller.decide(charge, now, seed), Place::Own);
         }
         if !self.has_room(&mut shard, now) {
             drop(shard);
             self.overflowed.fetch_add(1, Ordering::Relaxed);
             let mut overflow = self.overflow.lock();
-            return (overflow.entry(charge.plan.into()).or_default().decide(charge, now), Place::Overflow);
+            let shared = overflow.entry(charge.plan.into()).or_default();
+            return (shared.decide(charge, now, nothing), Place::Overflow);
         }
         let mut caller = self.newcomer(charge.plan, now);
-        let decision = caller.decide(charge, now);
-        if decision.allowed && !charge.rules.is_empty() {
+        let decision = caller.decide(charge, now, seed);
+        // Who is refused at once has used nothing, unless something was known of it.
+        if caller.expires > now || caller.holds_slots() {
             shard.callers.insert(charge.caller.into(), caller);
             self.callers.fetch_add(1, Ordering::Relaxed);
         }
         (decision, Place::Own)
+    }
+
+    /// What is kept of a caller alone for a limit, by its key.
+    #[must_use]
+    pub fn kept(&self, caller: &str, key: &str) -> Option<State> {
+        let shard = self.shard(caller).lock();
+        let limits = &shard.callers.get(caller)?.limits;
+        limits.iter().find(|(name, _)| **name == *key).map(|(_, state)| state.clone())
+    }
+
+    /// Forgets that.
+    pub fn forget(&self, caller: &str, key: &str) {
+        let mut shard = self.shard(caller).lock();
+        if let Some(caller) = shard.callers.get_mut(caller) {
+            caller.take(key);
+        }
+    }
+
+    /// The time.
+    #[must_use]
+    pub fn now(&self) -> Micros {
+        self.clock.now()
     }
 
     fn give_back(&self, slots: &MemorySlots) {
@@ -206,7 +244,7 @@ impl MemoryStore {
     }
 
     fn has_room(&self, shard: &mut Shard, now: Micros) -> bool {
-        let full = || self.callers.load(Ordering::Relaxed) >= self.max_callers;
+        let full = || self.callers.load(Ordering::Relaxed) >= self.max_callers.load(Ordering::Relaxed);
         if full() && now.saturating_sub(shard.swept) >= SWEEP_PAUSE {
             self.forget_expired(shard, now);
         }
@@ -223,6 +261,11 @@ impl MemoryStore {
             shard.callers.shrink_to(after * 2);
         }
     }
+}
+
+/// A limit of which nothing is kept begins with nothing.
+pub fn nothing(_: usize, _: Micros) -> Option<State> {
+    None
 }
 
 /// Where a charge was written.
@@ -257,9 +300,18 @@ impl Store for MemoryStore {
 }
 
 impl Caller {
-    fn decide(&mut self, charge: Charge<'_>, now: Micros) -> Decision {
+    fn decide(
+        &mut self,
+        charge: Charge<'_>,
+        now: Micros,
+        seed: impl Fn(usize, Micros) -> Option<State>,
+    ) -> Decision {
         let keys: Keys<'_> = charge.rules.iter().map(|rule| rule.key(charge.api_key)).collect();
-        let mut states: SmallVec<[State; 4]> = keys.iter().map(|key| self.take(key)).collect();
+        let kept = keys.iter().enumerate().map(|(at, key)| match self.take(key) {
+            State::Vacant => seed(at, now).unwrap_or_default(),
+            state => state,
+        });
+        let mut states: SmallVec<[State; 4]> = kept.collect();
         let mut limits: SmallVec<[Limited<'_>; 4]> = charge
             .rules
             .iter()
@@ -402,18 +454,18 @@ mod tests {
         ];
         assert!(store.decide_now(charge("a", &short)).allowed);
         // The table is full: b holds its slot in the shared entry.
-        let (_, _, held) = store.admit(charge("b", &both));
+        let (_, _, held) = store.admit(charge("b", &both), nothing);
         assert!(held.is_some());
         // There is room again, and c takes the shared usage over, but not the slot of b.
         clock.advance(Duration::from_secs(2));
         (0..SHARDS).for_each(|turn| store.sweep(turn));
-        let (decision, _, own) = store.admit(charge("c", &both));
+        let (decision, _, own) = store.admit(charge("c", &both), nothing);
         assert!(decision.allowed);
         drop((held, own));
         for caller in ["b", "c"] {
             clock.advance(Duration::from_secs(20));
             (0..SHARDS).for_each(|turn| store.sweep(turn));
-            assert!(store.admit(charge(caller, &both)).0.allowed, "{caller}");
+            assert!(store.admit(charge(caller, &both), nothing).0.allowed, "{caller}");
         }
     }
 

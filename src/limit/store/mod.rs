@@ -1,6 +1,7 @@
 //! Where counters live. One trait with one verb, and one contract test suite that every store passes.
 
 mod breaker;
+mod failure;
 mod guard;
 mod memory;
 mod redis;
@@ -11,9 +12,13 @@ use std::num::NonZeroU64;
 use std::time::Instant;
 
 pub use breaker::Phase;
-pub use memory::{MemorySlots, MemoryStore, Place};
-pub(super) use redis::SharedMap;
-pub use redis::{OpenError, RedisSettings, RedisSlot, RedisStore, Server, Topology};
+pub use failure::FailureKind;
+pub use memory::{MemorySlots, MemoryStore, Place, nothing};
+pub use redis::{
+    Identity, Login, OpenError, Password, RedisSettings, RedisSlot, RedisStore, SentinelSettings, Server,
+    Tls, Topology,
+};
+pub(super) use redis::{SharedMap, process_name};
 pub use shard::Shard;
 
 use super::algorithm::Micros;
@@ -27,7 +32,7 @@ pub enum StoreKind {
     /// This process.
     Memory,
     /// Redis, shared by all gateways.
-    Redis(RedisSettings),
+    Redis(Box<RedisSettings>),
 }
 
 /// One request, as a store sees it.
@@ -104,6 +109,9 @@ pub enum StoreError {
     /// to forget what was used.
     #[error("the store holds something that cannot be read: {0}")]
     Unreadable(String),
+    /// The connection to the store broke while it was asked.
+    #[error("the connection to the store was lost")]
+    Lost,
     /// Nobody asks the store at the moment: it has failed too often.
     #[error("the store fails, and is not asked")]
     Tripped,

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-use super::StoreError;
 use super::breaker::{Breaker, Phase};
+use super::{FailureKind, StoreError};
 use crate::clock;
 use crate::limit::rule::draw;
 
-/// How often it is said that a server answers and does not decide: with every request it would fill the log.
+/// How often it is said that a server fails, for each kind of failure: with every request it would fill the log.
 const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
 
 /// One server that keeps counters.
@@ -25,8 +25,8 @@ pub struct Shard {
     phase: watch::Sender<Phase>,
     /// How often it has tripped.
     trips: AtomicU64,
-    /// When it was last said that it does not decide.
-    complained: Mutex<Option<Instant>>,
+    /// When it was last said that it fails, by the place of the kind.
+    complained: Mutex<[Option<Instant>; FailureKind::ALL.len()]>,
 }
 
 impl Shard {
@@ -38,7 +38,7 @@ impl Shard {
             breaker: Mutex::new(Breaker::new(clock::instant())),
             phase: watch::Sender::new(Phase::Healthy),
             trips: AtomicU64::new(0),
-            complained: Mutex::default(),
+            complained: Mutex::new([None; FailureKind::ALL.len()]),
         }
     }
 
@@ -52,6 +52,14 @@ impl Shard {
     #[must_use]
     pub fn admits(&self, caller: &str) -> bool {
         self.with(|breaker, now| breaker.admits(now, || draw(caller)), None)
+    }
+
+    /// Whether it may be asked for this caller, and there is no doubt that it will answer.
+    #[must_use]
+    pub fn admits_beyond_doubt(&self, caller: &str) -> bool {
+        let admits =
+            |breaker: &mut Breaker, now| breaker.is_beyond_doubt(now) && breaker.admits(now, || draw(caller));
+        self.with(admits, None)
     }
 
     /// A call was answered, or failed like this.
@@ -99,12 +107,23 @@ impl Shard {
 
     /// Says what is wrong with the server or with what it holds: it answers, so nobody would look for it there.
     pub fn complain(&self, error: &StoreError) {
+        let kind = error.kind();
+        if self.may_complain(kind) {
+            tracing::warn!(server = %self.name, kind = kind.name(), %error, "Redis answers, and does not decide");
+        }
+    }
+
+    /// Whether it is time to say that the server fails in this way. Whoever asks is to say it.
+    #[must_use]
+    pub fn may_complain(&self, kind: FailureKind) -> bool {
         let now = clock::instant();
         let mut complained = self.complained.lock();
-        if complained.is_none_or(|last| now.duration_since(last) >= COMPLAIN_EVERY) {
-            *complained = Some(now);
-            tracing::warn!(server = %self.name, %error, "Redis answers, and does not decide");
+        let Some(last) = complained.get_mut(kind.place()) else { return false };
+        let is_time = last.is_none_or(|last| now.duration_since(last) >= COMPLAIN_EVERY);
+        if is_time {
+            *last = Some(now);
         }
+        is_time
     }
 
     /// Works on the breaker, and tells everybody if that, or time alone, has changed its phase.

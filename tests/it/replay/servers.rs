@@ -7,7 +7,7 @@ use super::check::Loss;
 use super::oracle::Micros;
 use super::random::Random;
 use super::traffic::{BUDGET, wall};
-use crate::support::{Cluster, Redis, Relay, eventually};
+use crate::support::{Cluster, FaultProxy, Redis, eventually};
 
 /// A signal has taken effect after this time, surely.
 const SIGNAL: Micros = 20_000;
@@ -75,16 +75,16 @@ impl Fault {
 pub(super) struct Pair {
     primary: Redis,
     replica: Redis,
-    relay: Relay,
+    address: FaultProxy,
     history: History,
 }
 
 impl Pair {
     pub(super) fn start() -> Self {
         let (primary, replica) = (Redis::start_journaled(), Redis::start_journaled());
-        let relay = Relay::to(primary.port());
+        let address = FaultProxy::to_any(primary.port());
         follow(&replica, &primary);
-        Self { primary, replica, relay, history: History::default() }
+        Self { primary, replica, address, history: History::default() }
     }
 
     /// Lets this happen.
@@ -132,7 +132,7 @@ impl Pair {
         self.primary.kill();
         let killed = wall();
         let switched = wall();
-        self.relay.switch(self.replica.port());
+        self.address.switch(self.replica.port());
         self.history.losses.push(Loss::Suffix { earliest, latest, killed });
         self.history.stood_still(killed, switched);
         std::mem::swap(&mut self.primary, &mut self.replica);
@@ -144,10 +144,7 @@ impl Pair {
 
 impl Store for Pair {
     fn tables(&self, on_failure: &str) -> String {
-        let (port, budget) = (self.relay.port(), BUDGET.as_millis());
-        format!(
-            "[store]\nkind = \"redis\"\non_failure = \"{on_failure}\"\n\n[store.redis]\nurl = \"redis://127.0.0.1:{port}\"\nbudget = \"{budget}ms\""
-        )
+        self.address.tables(on_failure, &format!("{}ms", BUDGET.as_millis()))
     }
 
     fn suffer(&mut self, pause: Duration, random: &mut Random) {

@@ -103,6 +103,16 @@ impl Connection {
         }
     }
 
+    /// The next so many bytes, whatever they are.
+    #[track_caller]
+    pub(crate) fn bytes(&mut self, count: u64, limit: Duration) -> Vec<u8> {
+        self.wire.stream().set_read_timeout(Some(limit)).unwrap();
+        let mut bytes = Vec::new();
+        let ending = self.wire.body(Framing::Length(count), &mut |piece| bytes.extend_from_slice(piece));
+        assert_eq!(ending.unwrap(), Ending::Complete, "after {:?}", String::from_utf8_lossy(&bytes));
+        bytes
+    }
+
     /// Whatever still comes until the gateway closes, which it must do within `limit`.
     #[track_caller]
     pub(crate) fn rest_until_closed(&mut self, limit: Duration) -> Vec<u8> {

@@ -3,6 +3,7 @@
 use std::io::{BufRead as _, BufReader};
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsRawFd as _;
+use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
 use std::time::Duration;
 
@@ -79,6 +80,19 @@ impl Gateway {
         })
     }
 
+    /// Starts it with these files and directories, which belong to the test: it may change them.
+    #[track_caller]
+    pub(crate) fn start_on(sources: &[&Path]) -> Self {
+        let mut command = tollgate();
+        command.arg("serve");
+        for source in sources {
+            command.arg("-c").arg(source);
+        }
+        Self::launch(&mut command, tempfile::tempdir().unwrap(), |process| {
+            process.stderr.all().iter().find_map(|line| listening(line))
+        })
+    }
+
     /// Starts it from a shell, which first runs `preparation`, with these environment variables.
     #[track_caller]
     pub(crate) fn start_behind(preparation: &str, config: &Config, environment: &[(&str, String)]) -> Self {
@@ -96,7 +110,7 @@ impl Gateway {
 
     /// As [`Self::start`], with these listening sockets handed over as systemd does.
     #[track_caller]
-    pub(crate) fn start_on(sockets: &[&TcpListener], names: &str, config: &Config) -> Self {
+    pub(crate) fn start_on_sockets(sockets: &[&TcpListener], names: &str, config: &Config) -> Self {
         let inherited: Vec<socket2::Socket> = sockets
             .iter()
             .map(|socket| {
@@ -195,6 +209,17 @@ impl Gateway {
         Request::get(target).on(&mut Connection::open(self.admin))
     }
 
+    /// Has the configuration read again through the admin listener.
+    #[track_caller]
+    pub(crate) fn reload(&self) -> Answer {
+        Request::new("POST", "/v1/reload").on(&mut Connection::open(self.admin))
+    }
+
+    /// Sends the process a signal by name, for example `HUP`.
+    pub(crate) fn signal(&self, name: &str) {
+        self.process.signal(name);
+    }
+
     /// The sum of all samples of this metric that carry these labels.
     #[track_caller]
     pub(crate) fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
@@ -283,11 +308,6 @@ impl Gateway {
         let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
         let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
         Duration::from_millis(10 * ticks)
-    }
-
-    /// Sends it a signal by name.
-    pub(crate) fn signal(&self, name: &str) {
-        self.process.signal(name);
     }
 
     /// Waits until it ends and gives back its exit code.

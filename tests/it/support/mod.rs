@@ -4,16 +4,17 @@
 //! against a deadline, and exact claims are made by what the answers themselves say.
 
 pub(crate) mod backend;
+mod certificates;
 mod client;
 mod config;
 mod fake_clock;
+pub(crate) mod fault;
 mod fleet;
 mod gateway;
 pub(crate) mod load;
 mod process;
 mod prometheus;
 mod redis;
-mod relay;
 pub(crate) mod source;
 mod store;
 pub(crate) mod tree;
@@ -25,14 +26,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub(crate) use backend::Backend;
+pub(crate) use certificates::Certificates;
 pub(crate) use client::{Answer, Connection, Request};
 pub(crate) use config::{Config, sha256_hex};
 pub(crate) use fake_clock::{SteppedClock, fake_clock, second_of_day};
+pub(crate) use fault::{Fault, FaultProxy};
 pub(crate) use fleet::{Fleet, Member, for_every_fleet};
 pub(crate) use gateway::{Finished, Gateway, Unread, run, tollgate};
 pub(crate) use prometheus::{Prometheus, Sample};
-pub(crate) use redis::{Cluster, Redis, program as redis_program};
-pub(crate) use relay::Relay;
+pub(crate) use redis::{Cluster, Redis, Watched, program as redis_program};
 pub(crate) use store::{Store, for_every_store};
 pub(crate) use wire::Ending;
 

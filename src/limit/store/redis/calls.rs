@@ -32,6 +32,11 @@ impl Calls {
         key
     }
 
+    /// The key of the set of gateways. `tag` stands where callers stand in other keys.
+    pub(super) fn gateways(&self, tag: &str) -> String {
+        format!("{}:{{{tag}}}:live", self.prefix)
+    }
+
     /// A call that decides, worth nothing after `end` by Redis's clock; 0: whenever it comes. `wall` is the gateway's clock.
     pub(super) fn deciding(&self, script: &Script, charge: Charge<'_>, end: Micros, wall: Micros) -> Cmd {
         self.call(script, charge, charge.rules.iter(), &[charge.cost.get(), end], wall)

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use ::redis::Cmd;
 
-use super::messages::{Call, Message, Messages};
+use super::messages::{Message, Messages};
+use super::node::Call;
 use super::script::Scripts;
 use crate::clock;
 

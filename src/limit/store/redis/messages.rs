@@ -7,16 +7,16 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use ::redis::Cmd;
 use futures_util::future::join_all;
 use tokio::sync::Notify;
 
-use super::super::{Phase, StoreError};
-use super::node::{Failure, Node};
+use super::super::StoreError;
+use super::super::guard::within;
+use super::node::Call;
 use super::nodes::Nodes;
-use super::script::Script;
+use crate::clock;
 use crate::limit::Common;
 
 /// How long one message may take.
@@ -28,23 +28,11 @@ const WAITING_MAX: usize = 65_536;
 /// Messages that are under way at a time.
 const BATCH: usize = 256;
 
-/// A message is sent on at most so often, when it is sent elsewhere.
-const HOPS_MAX: usize = 16;
-
 /// One message, about counters of this slot.
 #[derive(Debug)]
 pub(super) struct Message {
     pub(super) slot: u16,
     pub(super) call: Call,
-}
-
-/// What it says.
-#[derive(Debug)]
-pub(super) enum Call {
-    /// A command.
-    Plain(Cmd),
-    /// A call of a script, by its hash.
-    Script(Rc<Script>, Cmd),
 }
 
 /// What waits to be sent by one worker.
@@ -100,41 +88,19 @@ impl Messages {
     }
 
     async fn send(&self, message: &Message) {
-        if !self.has_arrived(message).await {
+        if self.deliver(message, None).await.is_err() {
             self.common.count_lost();
         }
     }
 
-    /// Sends a message; whether it has arrived.
-    pub(super) async fn has_arrived(&self, message: &Message) -> bool {
-        tokio::time::timeout(PATIENCE, self.try_to_send(message)).await == Ok(true)
-    }
-
-    async fn try_to_send(&self, message: &Message) -> bool {
-        let Ok(mut node) = self.nodes.at(message.slot).await else { return false };
-        let mut is_passing = false;
-        for _ in 0..HOPS_MAX {
-            let redirect = match send_to(&node, &message.call, is_passing).await {
-                Ok(()) => return true,
-                Err(Failure::Elsewhere(redirect)) => redirect,
-                Err(Failure::Store(_) | Failure::NoScript) => return false,
-            };
-            match self.nodes.follow(redirect, node, None).await {
-                Ok(followed) => (node, is_passing) = followed,
-                Err(_) => return false,
-            }
-        }
-        false
-    }
-}
-
-/// A server that has tripped is left alone.
-async fn send_to(node: &Node, call: &Call, is_passing: bool) -> Result<(), Failure> {
-    if node.guard.shard().phase() == Phase::Tripped {
-        return Err(StoreError::Tripped.into());
-    }
-    match call {
-        Call::Plain(command) => node.ask(command, is_passing).await.map(drop),
-        Call::Script(script, by_hash) => node.run(script, by_hash, is_passing).await.map(drop),
+    /// Sends a message and waits for the answer, until `deadline` at most.
+    pub(super) async fn deliver(
+        &self,
+        message: &Message,
+        deadline: Option<Instant>,
+    ) -> Result<(), StoreError> {
+        let latest = clock::instant() + PATIENCE;
+        let deadline = deadline.map_or(latest, |deadline| deadline.min(latest));
+        within(Some(deadline), self.nodes.send(message.slot, &message.call)).await.map(drop)
     }
 }

@@ -6,41 +6,48 @@
 
 mod calls;
 mod connection;
+mod errors;
 mod eviction;
+mod gateways;
 mod leases;
 mod messages;
 mod node;
 mod nodes;
 mod opener;
 mod script;
+mod sentinel;
 mod server_clock;
 mod slots;
 mod topology;
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ::redis::RedisError;
+use ::redis::{ErrorKind, RedisError};
 use calls::Calls;
+use connection::Way;
+pub(in crate::limit) use gateways::name as process_name;
 pub use leases::RedisSlot;
 use leases::{Asking, LOOK_EVERY, Leases};
-use messages::{Call, Message, Messages};
-use node::{Answer, Kit};
+use messages::{Message, Messages};
+use node::{Answer, Call, Kit};
 use nodes::Nodes;
 pub use opener::OpenError;
 use opener::Opener;
 use script::Scripts;
+use sentinel::Sentinels;
 pub(in crate::limit) use slots::SharedMap;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
-pub use topology::{Server, Topology};
+pub use topology::{Identity, Login, Password, SentinelSettings, Server, Tls, Topology};
 
 use super::guard::within;
 use super::{Charge, Decision, Settlement, Store, StoreError};
 use crate::clock;
 use crate::limit::Common;
+use crate::limit::algorithm::Share;
 
 /// `[store.redis]`, resolved.
 #[derive(Debug, Clone)]
@@ -51,6 +58,8 @@ pub struct RedisSettings {
     pub budget: Duration,
     /// The first part of every key.
     pub prefix: String,
+    /// What this gateway counts by itself of each limit while Redis cannot; `None`: an equal part for each that lives.
+    pub local_share: Option<Share>,
 }
 
 /// A call is sent on at most so often. The budget ends it, not this number: while a slot moves, one call can need many, since
@@ -67,6 +76,8 @@ pub struct RedisStore {
     leases: Rc<Leases>,
     /// What sends messages and renews leases; `None` before there is something to do.
     housekeeping: RefCell<Option<JoinHandle<()>>>,
+    /// What counts gateways; `None` before the worker is connected.
+    counting: OnceCell<JoinHandle<()>>,
 }
 
 impl RedisStore {
@@ -90,7 +101,12 @@ impl RedisStore {
         let nodes = Rc::new(match &settings.topology {
             Topology::Standalone(server) => {
                 let opener = Opener::new(server)?;
-                Nodes::one(&opener.address(), opener, &kit)
+                let address = opener.address().to_owned();
+                Nodes::one(&address, Way::Primary(Box::new(opener)), &kit)
+            }
+            Topology::Sentinel(settings) => {
+                let sentinels = Sentinels::new(settings)?;
+                Nodes::one(&settings.master_name, Way::Sentinel(Box::new(sentinels)), &kit)
             }
             Topology::Cluster(servers) => {
                 let seeds = servers.iter().map(|server| {
@@ -102,12 +118,24 @@ impl RedisStore {
         });
         let messages = Rc::new(Messages::new(Rc::clone(&nodes), Arc::clone(&kit.common)));
         let leases = Leases::new(Rc::clone(&messages));
-        Ok(Self { kit, nodes, messages, leases, housekeeping: RefCell::new(None) })
+        let (housekeeping, counting) = Default::default();
+        Ok(Self { kit, nodes, messages, leases, housekeeping, counting })
     }
 
-    /// Begins to connect, so that the first request need not wait for it. Only inside of a worker's runtime.
+    /// Begins to connect, so that the first request need not wait for it, and to be counted as a gateway. Only inside of a
+    /// worker's runtime.
     pub fn connect(&self) {
         self.nodes.start();
+        self.counting.get_or_init(|| {
+            let counting = gateways::keep_counting(Rc::downgrade(&self.kit), Rc::downgrade(&self.nodes));
+            tokio::task::spawn_local(counting)
+        });
+    }
+
+    /// Whether Redis may be asked for this caller, and there is no doubt that it will answer.
+    #[must_use]
+    pub fn admits(&self, caller: &str) -> bool {
+        self.nodes.admits(self.nodes.slot(caller), caller)
     }
 
     /// When a request that comes now is no longer waited for.
@@ -145,6 +173,22 @@ impl RedisStore {
         let Some(message) = self.settling(settlement) else { return };
         self.keep_house();
         self.messages.leave(message);
+    }
+
+    /// Settles a charge now, until `deadline` at most.
+    ///
+    /// # Errors
+    /// [`Tripped`](StoreError::Tripped) and [`Disconnected`](StoreError::Disconnected) if it was surely not sent; else it may
+    /// be settled or not.
+    pub async fn settle_now(
+        &self,
+        settlement: Settlement<'_>,
+        deadline: Option<Instant>,
+    ) -> Result<(), StoreError> {
+        match self.settling(settlement) {
+            Some(message) => self.messages.deliver(&message, deadline).await,
+            None => Ok(()),
+        }
     }
 
     fn settling(&self, settlement: Settlement<'_>) -> Option<Message> {
@@ -197,6 +241,11 @@ impl Store for RedisStore {
     async fn decide(&self, charge: Charge<'_>) -> Result<Decision, StoreError> {
         let asking = self.asking(charge);
         let decision = self.decide_somewhere(charge).await;
+        match &decision {
+            // Nobody was asked.
+            Ok(_) | Err(StoreError::Tripped) => {}
+            Err(error) => self.kit.common.count_failure(error.kind()),
+        }
         // Nobody was asked, or an answer has come: nothing can be lent that is not known of.
         if matches!(decision, Ok(_) | Err(StoreError::Tripped)) {
             asking.into_iter().for_each(Asking::answered);
@@ -207,9 +256,7 @@ impl Store for RedisStore {
 
 impl Drop for RedisStore {
     fn drop(&mut self) {
-        if let Some(task) = self.housekeeping.take() {
-            task.abort();
-        }
+        self.housekeeping.take().iter().chain(self.counting.get()).for_each(JoinHandle::abort);
     }
 }
 
@@ -226,19 +273,20 @@ async fn keep_house(messages: Rc<Messages>, leases: Rc<Leases>, scripts: Rc<Scri
 
 /// The error without the server's words behind the code: they may hold a key, and so a caller.
 fn store_error(error: &RedisError) -> StoreError {
-    let code = || error.code().unwrap_or("no code").to_owned();
+    let code = || errors::code(error).unwrap_or("no code").to_owned();
     // A script of ours says so, or a value of another type says it for itself.
     let contains = |words| error.detail().is_some_and(|detail| detail.contains(words));
     let says = |words| contains("TOLLGATE") && contains(words);
-    // Redis 6.2 has no code for an error inside of a script.
-    if says("state") || error.code() == Some("WRONGTYPE") || contains("WRONGTYPE") {
+    if says("state") || errors::code(error) == Some("WRONGTYPE") {
         StoreError::Unreadable(code())
     } else if says("clocks") {
         StoreError::ClocksApart
+    } else if error.kind() == ErrorKind::Parse {
+        StoreError::Nonsense("not the protocol of Redis")
     } else if error.is_timeout() {
         StoreError::Timeout
     } else if error.is_io_error() || error.is_connection_dropped() {
-        StoreError::Disconnected
+        StoreError::Lost
     } else {
         StoreError::Refused(code())
     }

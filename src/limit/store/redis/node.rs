@@ -13,8 +13,8 @@ use tokio::task::JoinHandle;
 use super::super::guard::{Guard, within};
 use super::super::{Charge, Decision, Phase, StoreError};
 use super::calls::{Calls, Reply, reply};
-use super::connection::{self, Connection};
-use super::opener::Opener;
+use super::connection::{Connection, Way};
+use super::errors;
 use super::script::{self, Script, Scripts};
 use super::server_clock::ServerClock;
 use super::slots::split;
@@ -26,7 +26,7 @@ use crate::limit::{Common, Rule, Scope};
 /// A call is made at most so often: again for the whole script, and again without an end.
 const ATTEMPTS: usize = 3;
 
-/// How long a probe may take on top of the budget: nobody else probes meanwhile.
+/// How long a probe may take on top of connecting and the budget: nobody else probes meanwhile.
 const PROBE_PATIENCE: Duration = Duration::from_millis(100);
 
 /// How often it is looked whether the callers' return is complete.
@@ -55,6 +55,15 @@ pub(super) struct Node {
     prober: RefCell<Box<str>>,
     /// What reopens, probes and wakes; `None` before the first request.
     tending: OnceCell<JoinHandle<()>>,
+}
+
+/// A call that no request waits for, or that nobody decides by.
+#[derive(Debug)]
+pub(super) enum Call {
+    /// A command.
+    Plain(Cmd),
+    /// A call of a script, by its hash.
+    Script(Rc<Script>, Cmd),
 }
 
 /// What a server made of a request.
@@ -95,11 +104,12 @@ impl From<StoreError> for Failure {
 }
 
 impl Node {
-    /// The server at this address, reached like this. Nothing connects yet.
-    pub(super) fn new(address: &str, opener: Opener, kit: &Rc<Kit>) -> Rc<Self> {
+    /// The server of this name, which is its address if it has one, reached like this. Nothing connects yet.
+    pub(super) fn new(name: &str, way: Way, kit: &Rc<Kit>) -> Rc<Self> {
+        let shard = kit.common.shard(name);
         Rc::new(Self {
-            guard: Guard::new(kit.common.shard(address)),
-            connection: Connection::new(opener, kit.budget),
+            connection: Connection::new(way, kit.budget, Arc::clone(&shard), Arc::clone(&kit.common)),
+            guard: Guard::new(shard),
             clock: ServerClock::new(),
             prober: RefCell::new("probe".into()),
             tending: OnceCell::new(),
@@ -155,6 +165,17 @@ impl Node {
         Err(StoreError::Nonsense("not a decision, again and again").into())
     }
 
+    /// Sends a call, unless the server has tripped: it is left alone then.
+    pub(super) async fn send(&self, call: &Call, asking: bool) -> Result<Value, Failure> {
+        if self.guard.shard().phase() == Phase::Tripped {
+            return Err(StoreError::Tripped.into());
+        }
+        match call {
+            Call::Plain(command) => self.ask(command, asking).await,
+            Call::Script(script, by_hash) => self.run(script, by_hash, asking).await,
+        }
+    }
+
     /// Runs a script. The script cache is volatile: a restart, a failover or SCRIPT FLUSH empties it. The source heals it at
     /// once, on the node that lacks it.
     pub(super) async fn run(&self, script: &Script, by_hash: &Cmd, asking: bool) -> Result<Value, Failure> {
@@ -170,7 +191,7 @@ impl Node {
         let answer = if asking { link.ask_in_passing(command).await } else { link.ask(command).await };
         answer.map_err(|error| {
             // Broken, or to a node that no longer takes writes: of no further use.
-            if connection::is_beyond_repair(&error) {
+            if errors::is_beyond_repair(&error) {
                 self.connection.reopen();
             }
             failure(&error, self.guard.shard().name())
@@ -187,8 +208,10 @@ impl Node {
         Ok(())
     }
 
-    /// Whether the server can do what requests want of it: a script that writes, within the budget.
+    /// Whether the server can do what requests want of it: a script that writes, within the budget. To connect may take longer
+    /// than that.
     async fn probe(&self) -> Result<(), StoreError> {
+        self.connection.opened().await?;
         let caller = self.prober.borrow().clone();
         let rules = [probe_rule()];
         let deadline = clock::instant() + self.kit.budget;
@@ -248,9 +271,10 @@ async fn tend(node: Weak<Node>) {
                     this.connection.rest();
                     this.kit.stale.notify_one();
                 }
-                if shard.claim_probe(this.kit.budget + PROBE_PATIENCE) {
+                if shard.claim_probe(this.connection.patience() + this.kit.budget + PROBE_PATIENCE) {
                     let outcome = this.probe().await;
-                    if outcome.is_err() {
+                    if let Err(error) = &outcome {
+                        this.kit.common.count_failure(error.kind());
                         this.connection.rest();
                         this.kit.stale.notify_one();
                     }

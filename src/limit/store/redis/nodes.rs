@@ -10,11 +10,12 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use ::redis::Value;
 use tokio::task::JoinHandle;
 
 use super::super::{Phase, StoreError};
-use super::connection::Link;
-use super::node::{Kit, Node, Redirect};
+use super::connection::{Link, Way};
+use super::node::{Call, Failure, Kit, Node, Redirect};
 use super::opener::Opener;
 use super::slots::{SLOTS, SlotMap, slot_of, split};
 use crate::clock;
@@ -34,6 +35,9 @@ const PAUSE_AWAY: Duration = Duration::from_millis(250);
 /// How long a command waits that is to be repeated.
 const AGAIN: Duration = Duration::from_millis(1);
 
+/// A call is sent on at most so often, when it is sent elsewhere.
+const HOPS_MAX: usize = 16;
+
 /// The servers of a store.
 #[derive(Debug)]
 pub(super) enum Nodes {
@@ -43,8 +47,8 @@ pub(super) enum Nodes {
 
 impl Nodes {
     /// One server.
-    pub(super) fn one(address: &str, opener: Opener, kit: &Rc<Kit>) -> Self {
-        Self::One(Node::new(address, opener, kit))
+    pub(super) fn one(name: &str, way: Way, kit: &Rc<Kit>) -> Self {
+        Self::One(Node::new(name, way, kit))
     }
 
     /// A cluster that one of `seeds`, with their addresses, tells about.
@@ -109,6 +113,37 @@ impl Nodes {
             // One server, and it belongs to a cluster.
             (_, Self::One(_)) => Err(StoreError::Refused("MOVED".to_owned())),
         }
+    }
+
+    /// Sends a call about the counters of this slot to wherever they are, and waits for ever if need be.
+    pub(super) async fn send(&self, slot: u16, call: &Call) -> Result<Value, StoreError> {
+        let mut node = self.at(slot).await?;
+        let mut is_passing = false;
+        for _ in 0..HOPS_MAX {
+            match node.send(call, is_passing).await {
+                Ok(answer) => return Ok(answer),
+                Err(Failure::Elsewhere(redirect)) => {
+                    (node, is_passing) = self.follow(redirect, node, None).await?;
+                }
+                Err(Failure::Store(error)) => return Err(error),
+                Err(Failure::NoScript) => {
+                    return Err(StoreError::Nonsense("not known, and that of the source"));
+                }
+            }
+        }
+        Err(StoreError::Nonsense("sent on and on"))
+    }
+
+    /// Whether the server of this slot may be asked for this caller, and there is no doubt that it will answer.
+    pub(super) fn admits(&self, slot: u16, caller: &str) -> bool {
+        let owner = match self {
+            Self::One(node) => Some(Rc::clone(node)),
+            Self::Cluster(cluster) => {
+                let view = cluster.view();
+                view.map.owner(slot).and_then(|index| view.nodes.get(index)).cloned()
+            }
+        };
+        owner.is_some_and(|node| node.guard.shard().admits_beyond_doubt(caller))
     }
 
     /// All servers that are known now.
@@ -187,7 +222,7 @@ impl Cluster {
         }
         let (seed, (host, port)) =
             self.seeds.first().zip(split(address)).ok_or(StoreError::Nonsense("an address that is none"))?;
-        let node = Node::new(address, seed.1.at(host, port), &self.kit);
+        let node = Node::new(address, Way::Node(Box::new(seed.1.at(host, port))), &self.kit);
         node.tend();
         self.nodes.borrow_mut().insert(address.into(), Rc::clone(&node));
         Ok(node)

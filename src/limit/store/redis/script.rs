@@ -38,6 +38,9 @@ const SETTLE: &str = include_str!("../../../../lua/settle.lua");
 /// What renews a lease.
 const RENEW: &str = include_str!("../../../../lua/renew.lua");
 
+/// What counts gateways.
+const GATEWAYS: &str = include_str!("../../../../lua/gateways.lua");
+
 /// The scripts, made when they are needed first.
 ///
 /// Redis makes every function of a script anew at every call: a call costs what the script defines, used or not. So a
@@ -50,6 +53,7 @@ pub(super) struct Scripts {
     whole: OnceCell<Rc<Script>>,
     settling: OnceCell<Rc<Script>>,
     renewing: OnceCell<Rc<Script>>,
+    counting: OnceCell<Rc<Script>>,
 }
 
 impl Scripts {
@@ -74,6 +78,7 @@ impl Scripts {
             whole: OnceCell::new(),
             settling: OnceCell::new(),
             renewing: OnceCell::new(),
+            counting: OnceCell::new(),
         }
     }
 
@@ -102,6 +107,11 @@ impl Scripts {
     /// What renews a lease.
     pub(super) fn renewing(&self) -> &Rc<Script> {
         self.renewing.get_or_init(|| self.joined([RENEW].into_iter()))
+    }
+
+    /// What counts gateways.
+    pub(super) fn counting(&self) -> &Rc<Script> {
+        self.counting.get_or_init(|| self.joined([GATEWAYS].into_iter()))
     }
 
     fn joined(&self, parts: impl Iterator<Item = &'static str>) -> Rc<Script> {

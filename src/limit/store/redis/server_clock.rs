@@ -44,7 +44,8 @@ impl ServerClock {
     /// The latest that it may be in Redis's time at this moment; 0 while nothing is known of that time.
     pub(super) fn latest_at(&self, moment: Instant) -> Micros {
         let Period { lead, before, .. } = self.period.get();
-        let latest = lead.max(before).map(|lead| self.ours(moment) + lead);
+        // Saturating, as below: what Redis says may be any number.
+        let latest = lead.max(before).map(|lead| self.ours(moment).saturating_add(lead));
         latest.map_or(0, |latest| u64::try_from(latest).unwrap_or(0))
     }
 
@@ -54,7 +55,7 @@ impl ServerClock {
         if issued.saturating_duration_since(period.began) > REMEMBERED {
             period = Period { began: issued, lead: None, before: period.lead };
         }
-        period.lead = period.lead.max(Some(at.cast_signed() - self.ours(issued)));
+        period.lead = period.lead.max(Some(at.cast_signed().saturating_sub(self.ours(issued))));
         self.period.set(period);
     }
 

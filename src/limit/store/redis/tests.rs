@@ -75,7 +75,8 @@ struct Lua {
 impl Lua {
     fn new(server: &Server) -> Self {
         let topology = Topology::Standalone("redis://127.0.0.1:1".into());
-        let settings = RedisSettings { topology, budget: Duration::ZERO, prefix: "test".to_owned() };
+        let settings =
+            RedisSettings { topology, budget: Duration::ZERO, prefix: "test".to_owned(), local_share: None };
         let store = RedisStore::with(&settings, Arc::default(), Scripts::for_tests()).unwrap();
         Self { connection: server.connect(), store }
     }

@@ -1,0 +1,305 @@
+//! What a gateway remembers of its callers while the store decides, and owes the store when it had to decide alone.
+//!
+//! While the store is away each gateway counts its [`Share`] of every limit in its own memory. A caller does not begin anew
+//! then: what the store had [last said](Local::note) of it counts. And what it uses meanwhile is [written back](Debt) when the
+//! store returns.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::num::NonZeroU64;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+
+use super::algorithm::{Algorithm, Micros, Share, State};
+use super::calendar::Anchor;
+use super::decision::Decision;
+use super::rule::Rule;
+use super::store::Charge;
+
+/// Parts of the table, each with a lock of its own.
+const PARTS: usize = 64;
+
+/// Callers of which it is remembered how they stood, at most; those who came last.
+const SEEN_MAX: usize = 131_072;
+
+/// Callers whose use can be written back. That of further ones is lost to the store.
+const OWING_MAX: usize = 65_536;
+
+/// What the workers of one process share for the time when the store cannot decide.
+#[derive(Debug)]
+pub(super) struct Local {
+    hasher: RandomState,
+    parts: Box<[Mutex<Part>]>,
+    /// Callers with debts.
+    owing: AtomicUsize,
+    /// How many gateways count in the store, as far as it was heard; 0 before.
+    gateways: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Part {
+    /// How callers stood, by caller. When the younger half is full, the older one is forgotten.
+    younger: HashMap<Box<str>, Seen>,
+    older: HashMap<Box<str>, Seen>,
+    debts: HashMap<Box<str>, Debt>,
+}
+
+/// How a caller stood with its limits, by their keys.
+type Seen = SmallVec<[(Arc<str>, Stood); 2]>;
+
+#[derive(Debug, Clone, Copy)]
+struct Stood {
+    remaining: u64,
+    next: Micros,
+    /// When, by the memory's clock.
+    at: Micros,
+}
+
+/// What one caller has used while the store was away.
+#[derive(Debug, Default)]
+pub(super) struct Debt(pub(super) SmallVec<[Owed; 2]>);
+
+/// What it has used of one limit.
+#[derive(Debug)]
+pub(super) struct Owed {
+    pub(super) rule: Rule,
+    /// The part of it that was counted.
+    pub(super) counted: Algorithm,
+    pub(super) api_key: Box<str>,
+    pub(super) anchor: Anchor,
+    pub(super) units: u64,
+}
+
+impl Default for Local {
+    fn default() -> Self {
+        Self {
+            hasher: RandomState::new(),
+            parts: (0..PARTS).map(|_| Mutex::default()).collect(),
+            owing: AtomicUsize::new(0),
+            gateways: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Local {
+    /// So many gateways count in the store.
+    pub(super) fn set_gateways(&self, gateways: u64) {
+        self.gateways.store(gateways, Ordering::Relaxed);
+    }
+
+    /// How many gateways count in the store, as far as it was heard; 0 before.
+    pub(super) fn gateways(&self) -> u64 {
+        self.gateways.load(Ordering::Relaxed)
+    }
+
+    /// The share of this gateway, if all of them have the same.
+    pub(super) fn equal_share(&self) -> Share {
+        NonZeroU64::new(self.gateways()).map_or(Share::WHOLE, Share::of_each)
+    }
+
+    /// The store has decided: remembers how the caller stands now.
+    pub(super) fn note(&self, charge: Charge<'_>, decision: &Decision, now: Micros) {
+        let mut part = self.part(charge.caller).lock();
+        let seen = part.seen(charge.caller);
+        for (rule, state) in charge.rules.iter().zip(&decision.states).filter(|(rule, _)| !rule.lends_slots())
+        {
+            let stood = Stood { remaining: state.remaining, next: state.next, at: now };
+            let key = rule.key(charge.api_key);
+            match seen.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &key) || *known == *key) {
+                Some((_, known)) => *known = stood,
+                None => seen.push((key.into_owned(), stood)),
+            }
+        }
+    }
+
+    /// What counts of a limit when this gateway begins to count its share of it alone; `None` if nothing does, or nothing was
+    /// heard. `part` is that share of the limit.
+    pub(super) fn seed(
+        &self,
+        charge: Charge<'_>,
+        rule: &Rule,
+        part: &Algorithm,
+        share: Share,
+        now: Micros,
+    ) -> Option<State> {
+        let key = rule.key(charge.api_key);
+        let stood = self.part(charge.caller).lock().stood(charge.caller, &key)?;
+        let left = share.of(stood.remaining);
+        let used = NonZeroU64::new(part.capacity().get().saturating_sub(left))?;
+        Some(part.seeded(used, stood.at, stood.next, rule.period_of(now, charge.anchor)))
+    }
+
+    /// The caller has used so much of its limits while the store was away. `parts` is what was counted of each.
+    pub(super) fn owe(
+        &self,
+        charge: Charge<'_>,
+        parts: &[Rule],
+        charged: impl Iterator<Item = bool>,
+        units: u64,
+    ) {
+        let mut table = self.part(charge.caller).lock();
+        let Some(Debt(debt)) = self.debt(&mut table, charge.caller) else { return };
+        for ((rule, part), _) in charge.rules.iter().zip(parts).zip(charged).filter(|(_, charged)| *charged) {
+            if rule.lends_slots() {
+                continue;
+            }
+            let key = rule.key(charge.api_key);
+            match debt.iter_mut().find(|owed| owed.rule.key(&owed.api_key) == key) {
+                Some(owed) => {
+                    owed.units = owed.units.saturating_add(units);
+                    owed.counted = part.algorithm;
+                }
+                None => debt.push(Owed {
+                    rule: rule.clone(),
+                    counted: part.algorithm,
+                    api_key: charge.api_key.into(),
+                    anchor: charge.anchor,
+                    units,
+                }),
+            }
+        }
+    }
+
+    /// What was taken could not be written back yet.
+    pub(super) fn owe_again(&self, caller: &str, owed: Owed) {
+        let mut table = self.part(caller).lock();
+        let Some(Debt(debt)) = self.debt(&mut table, caller) else { return };
+        let key = owed.rule.key(&owed.api_key);
+        match debt.iter_mut().find(|known| known.rule.key(&known.api_key) == key) {
+            Some(known) => known.units = known.units.saturating_add(owed.units),
+            None => debt.push(owed),
+        }
+    }
+
+    /// The debt of a caller; `None` when there are too many debtors.
+    fn debt<'t>(&self, table: &'t mut Part, caller: &str) -> Option<&'t mut Debt> {
+        if !table.debts.contains_key(caller) {
+            if self.owing.load(Ordering::Relaxed) >= OWING_MAX {
+                return None;
+            }
+            self.owing.fetch_add(1, Ordering::Relaxed);
+            table.debts.insert(caller.into(), Debt::default());
+        }
+        table.debts.get_mut(caller)
+    }
+
+    /// Whether anybody owes anything.
+    pub(super) fn is_owed(&self) -> bool {
+        self.owing.load(Ordering::Relaxed) > 0
+    }
+
+    /// Takes what this caller owes.
+    pub(super) fn take(&self, caller: &str) -> Option<Debt> {
+        let debt = self.part(caller).lock().debts.remove(caller);
+        if debt.is_some() {
+            self.owing.fetch_sub(1, Ordering::Relaxed);
+        }
+        debt
+    }
+
+    /// Some of the callers who owe something and can be written back.
+    pub(super) fn debtors(&self, most: usize, can_pay: impl Fn(&str) -> bool) -> Vec<Box<str>> {
+        let mut debtors = Vec::new();
+        for part in &*self.parts {
+            let part = part.lock();
+            let room = most - debtors.len();
+            debtors.extend(part.debts.keys().filter(|caller| can_pay(caller)).take(room).cloned());
+        }
+        debtors
+    }
+
+    fn part(&self, caller: &str) -> &Mutex<Part> {
+        &self.parts[usize::try_from(self.hasher.hash_one(caller) % PARTS as u64).unwrap_or(0)]
+    }
+}
+
+impl Part {
+    /// How a caller stood, to be brought up to date.
+    fn seen(&mut self, caller: &str) -> &mut Seen {
+        if !self.younger.contains_key(caller) {
+            if self.younger.len() >= SEEN_MAX / PARTS / 2 {
+                self.older = std::mem::take(&mut self.younger);
+            }
+            let seen = self.older.remove(caller).unwrap_or_default();
+            self.younger.insert(caller.into(), seen);
+        }
+        self.younger.entry(caller.into()).or_default()
+    }
+
+    fn stood(&self, caller: &str, key: &str) -> Option<Stood> {
+        let seen = self.younger.get(caller).or_else(|| self.older.get(caller))?;
+        seen.iter().find(|(known, _)| **known == *key).map(|(_, stood)| *stood)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limit::algorithm::{SlidingWindow, Standing};
+    use crate::limit::{Scope, States};
+
+    fn n(value: u64) -> NonZeroU64 {
+        NonZeroU64::new(value).unwrap()
+    }
+
+    fn rules() -> [Rule; 1] {
+        let window = SlidingWindow::new(n(10), 10_000_000).unwrap();
+        [Rule::new("ten", Scope::Plan, Algorithm::SlidingWindow(window))]
+    }
+
+    fn decision(rules: &[Rule], remaining: u64) -> Decision {
+        let states: States = [Standing { wait: Some(0), remaining, next: 1 }].into_iter().collect();
+        Decision::new(1_000, states, rules, 0)
+    }
+
+    /// What is left of the share of a half, as it is seeded.
+    fn left(local: &Local, caller: &str, rules: &[Rule]) -> Option<u64> {
+        let charge = Charge::new(caller, "plan", rules, n(1));
+        let share = Share::of_each(n(2));
+        let part = rules[0].algorithm.shared(share, n(1));
+        let state = local.seed(charge, &rules[0], &part, share, 2_000)?;
+        Some(part.capacity().get() - part.used(state, rules[0].period_of(2_000, Anchor::FIRST), 2_000))
+    }
+
+    #[test]
+    fn a_caller_goes_on_with_its_share_of_what_was_left() {
+        let (local, rules) = (Local::default(), rules());
+        assert_eq!(left(&local, "a", &rules), None);
+        for (remaining, share) in [(9, 4), (10, 5), (1, 0), (0, 0), (7, 3)] {
+            local.note(Charge::new("a", "plan", &rules, n(1)), &decision(&rules, remaining), 1_500);
+            assert_eq!(left(&local, "a", &rules).unwrap_or(5), share, "{remaining}");
+        }
+    }
+
+    #[test]
+    fn those_who_came_last_are_remembered_and_memory_is_bounded() {
+        let (local, rules) = (Local::default(), rules());
+        let caller = |number: usize| format!("acct.{number}");
+        for number in 0..SEEN_MAX * 2 {
+            local.note(Charge::new(&caller(number), "plan", &rules, n(1)), &decision(&rules, 0), 1_500);
+        }
+        let kept = local.parts.iter().map(|part| {
+            let part = part.lock();
+            part.younger.len() + part.older.len()
+        });
+        assert!(kept.sum::<usize>() <= SEEN_MAX);
+        assert_eq!(left(&local, &caller(SEEN_MAX * 2 - 1), &rules), Some(0));
+        assert_eq!(left(&local, &caller(0), &rules), None);
+    }
+
+    #[test]
+    fn debts_add_up_and_are_taken_once() {
+        let (local, rules) = (Local::default(), rules());
+        assert!(!local.is_owed());
+        for _ in 0..3 {
+            local.owe(Charge::new("a", "plan", &rules, n(2)), &rules, [true].into_iter(), 2);
+        }
+        assert_eq!(local.debtors(10, |_| true), [Box::from("a")]);
+        assert!(local.debtors(10, |caller| caller == "b").is_empty());
+        assert_eq!(local.take("a").unwrap().0[0].units, 6);
+        assert!(local.take("a").is_none() && !local.is_owed());
+    }
+}

@@ -1,0 +1,170 @@
+//! While Redis is away: each gateway counts its part, callers go on from where they stood, and what they use is written back.
+
+use std::time::Duration;
+
+use crate::support::{Backend, Config, Gateway, Redis, Request, eventually};
+
+/// How soon Redis decides again when it is back, on a busy machine.
+const BACK_WITHIN: Duration = Duration::from_secs(10);
+
+/// Gateways on one Redis that count equal parts while it is away, each of which has heard of all.
+fn fleet(backend: &Backend, redis: &Redis, limits: &str, count: usize) -> Vec<Gateway> {
+    let tables = redis.tables("local", "20ms").replace("\"100%\"", "\"equal\"");
+    let config = Config::open(backend).plan("p", limits).key_series("k", 20, "p").table(&tables);
+    let gateways: Vec<Gateway> = (0..count).map(|_| Gateway::start(&config)).collect();
+    for gateway in &gateways {
+        eventually("all gateways to be heard of", BACK_WITHIN, || {
+            (shown(gateway, "tollgate_store_gateways", &[]) == count.to_string()).then_some(())
+        });
+    }
+    gateways
+}
+
+/// What `/metrics` shows, as it is written there.
+#[track_caller]
+fn shown(gateway: &Gateway, name: &str, labels: &[(&str, &str)]) -> String {
+    gateway.metric(name, labels).to_string()
+}
+
+/// So many calls of this caller; how many pass.
+#[track_caller]
+fn passes(gateway: &Gateway, caller: usize, calls: usize) -> usize {
+    let mut connection = gateway.connect();
+    let request = Request::get("/x").key(&format!("k-{caller}"));
+    let answers = (0..calls).map(|_| request.on(&mut connection).status);
+    answers
+        .inspect(|status| assert!([200, 429].contains(status), "{status}"))
+        .filter(|status| *status == 200)
+        .count()
+}
+
+/// Waits until the breaker says so.
+#[track_caller]
+fn breaker(gateway: &Gateway, state: &str) {
+    eventually("the breaker to change", BACK_WITHIN, || {
+        (shown(gateway, "tollgate_store_breaker", &[]) == state).then_some(())
+    });
+}
+
+const MINUTES: &str = r#"{ name = "window", limit = 10, per = "10m" }"#;
+
+#[test]
+fn gateways_share_a_limit_while_redis_is_away() {
+    // OUT-7: during an outage each instance counted alone, and ten of them admitted ten times the limit.
+    let backend = Backend::ok();
+    let mut redis = Redis::start();
+    let gateways = fleet(&backend, &redis, MINUTES, 2);
+    redis.kill();
+    let passed: Vec<usize> = gateways.iter().map(|gateway| passes(gateway, 0, 20)).collect();
+    assert_eq!(passed, [5, 5]);
+    assert_eq!(shown(&gateways[0], "tollgate_decisions_total", &[("source", "local")]), "20");
+}
+
+#[test]
+fn a_caller_goes_on_with_its_part_of_what_was_left() {
+    // Counting from nothing, everybody got a second allowance by the failure itself.
+    let backend = Backend::ok();
+    let mut redis = Redis::start();
+    let gateways = fleet(&backend, &redis, MINUTES, 2);
+    // Both have heard that 4 are left of 10.
+    assert_eq!(passes(&gateways[0], 0, 5) + passes(&gateways[1], 0, 1) + passes(&gateways[0], 0, 1), 7);
+    // And that nothing is left of another's.
+    for gateway in [0, 1, 0, 1] {
+        passes(&gateways[gateway], 1, 6);
+    }
+    redis.kill();
+    let passed = |caller| gateways.iter().map(|gateway| passes(gateway, caller, 10)).collect::<Vec<_>>();
+    // The first gateway has heard of 3 that are left, the second of 4.
+    assert_eq!(passed(0), [1, 2]);
+    assert_eq!(passed(1), [0, 0]);
+    // Nobody has heard of this one.
+    assert_eq!(passed(2), [5, 5]);
+}
+
+#[test]
+fn what_was_used_while_redis_was_away_is_written_back() {
+    // Else a caller has its limit, then its part of the limit, and then the rest of its limit.
+    let backend = Backend::ok();
+    let redis = Redis::start();
+    let limits = r#"{ name = "window", limit = 100, per = "10m" }, { name = "day", limit = 200, per = "day", algorithm = "quota" },
+        { name = "slow", limit = 50, per = "10m", algorithm = "token_bucket", burst = 50 }"#;
+    let gateways = fleet(&backend, &redis, limits, 1);
+    for caller in 0..3 {
+        assert_eq!(passes(&gateways[0], caller, 10), 10);
+    }
+    redis.stop();
+    passes(&gateways[0], 9, 10);
+    breaker(&gateways[0], "2");
+    for caller in 0..3 {
+        assert_eq!(passes(&gateways[0], caller, 15), 15);
+    }
+    redis.cont();
+    breaker(&gateways[0], "0");
+    // Two come by themselves, and the third does not.
+    for caller in 0..2 {
+        let answer = gateways[0].get("/x").key(&format!("k-{caller}")).send().expect(200);
+        let left = ["window", "day", "slow"].map(|limit| answer.remaining(limit));
+        assert_eq!(left, [74, 174, 24], "10 by Redis, 15 alone, and this one");
+        assert_eq!(gateways[0].logged(&answer)["source"], "store");
+    }
+    let used_by_the_third = || {
+        let key = redis.keys().into_iter().find(|key| key.contains("k_2}:plan:day"))?;
+        // The value of a quota holds the units that were used.
+        Some(redis.cmd(&["GET", &key]))
+    };
+    let before = used_by_the_third();
+    eventually("the third to be written back", BACK_WITHIN, || (used_by_the_third() != before).then_some(()));
+    assert_eq!(gateways[0].get("/x").key("k-2").send().expect(200).remaining("window"), 74);
+    assert_eq!(shown(&gateways[0], "tollgate_store_messages_lost_total", &[]), "0");
+}
+
+#[test]
+fn the_worst_case_is_what_was_used_and_one_part_for_each_gateway() {
+    // The promise of docs/guides/when-redis-fails.md: over a whole outage a caller has at most what it had used of its limit, and
+    // one part of the limit for each gateway. Here Redis forgets everything, which is the worst it can do.
+    let backend = Backend::ok();
+    let mut redis = Redis::start();
+    let gateways = fleet(&backend, &redis, MINUTES, 3);
+    let before = passes(&gateways[0], 0, 10);
+    redis.kill();
+    let during: usize = gateways.iter().map(|gateway| passes(gateway, 0, 10)).sum();
+    assert_eq!(before, 10);
+    assert!(
+        during <= 6,
+        "the gateway that has heard of the use lets nothing pass, the others 3 each: {during}"
+    );
+    redis.launch();
+    for gateway in &gateways {
+        eventually("Redis to decide", BACK_WITHIN, || {
+            let answer = gateway.get("/x").key("k-19").send();
+            (gateway.logged(&answer)["source"] == "store").then_some(())
+        });
+    }
+    // What was used meanwhile still counts.
+    let after: usize = gateways.iter().map(|gateway| passes(gateway, 0, 10)).sum();
+    assert!(during + after <= 10, "{during} and then {after}");
+}
+
+#[test]
+fn a_refund_of_what_was_counted_alone_reaches_redis_as_less() {
+    // A charge that was made in memory and settled there must not be written back in full.
+    let backend = Backend::ok();
+    let redis = Redis::start();
+    let tables = redis.tables("local", "20ms");
+    let config = Config::open(&backend)
+        .plan("p", r#"{ name = "window", limit = 100, per = "10m" }"#)
+        .key("k", "one", "p")
+        .route("dear", "/dear", "cost = 10\nrefund_on = [200]")
+        .table(&tables);
+    let gateway = Gateway::start(&config);
+    gateway.get("/x").key("k").send().expect(200);
+    redis.stop();
+    for _ in 0..10 {
+        gateway.get("/dear").key("k").send().expect(200);
+    }
+    breaker(&gateway, "2");
+    gateway.get("/x").key("k").send().expect(200);
+    redis.cont();
+    breaker(&gateway, "0");
+    assert_eq!(gateway.get("/x").key("k").send().expect(200).remaining("window"), 97);
+}
