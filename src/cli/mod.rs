@@ -140,6 +140,15 @@ const MESSAGES_MAX: usize = 4_096;
 #[must_use = "messages are written while this lives"]
 struct Logging(#[expect(dead_code, reason = "held for its end")] WorkerGuard);
 
+/// A panic is a message like others: a line of JSON, and no backtrace.
+fn log_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        let place = panic.location().map(ToString::to_string).unwrap_or_default();
+        let panic = panic.payload_as_str().unwrap_or("of an unknown kind");
+        tracing::error!(panic, place, "a bug of Tollgate: please report it");
+    }));
+}
+
 /// Messages as JSON lines on standard error, written by a thread of their own: requests cause messages, and no request
 /// may wait for, or fail with, whoever reads them. Also gives what changes the level later.
 fn start_logging(level: &str) -> anyhow::Result<(Logging, LogLevel)> {
@@ -158,6 +167,7 @@ fn start_logging(level: &str) -> anyhow::Result<(Logging, LogLevel)> {
         .with_filter_reloading();
     let handle = subscriber.reload_handle();
     subscriber.init();
+    log_panics();
     let change = move |level: &str| {
         // The configuration has tried it; and messages that go on as before are the least of all troubles.
         if let Ok(filter) = EnvFilter::try_new(level) {

@@ -34,6 +34,8 @@ fn of_server(started: &ServerSettings, wanted: &ServerSettings, keys: &mut Vec<&
         handed_over: _,
         max_body: _,
         max_connections,
+        max_in_flight,
+        max_memory,
         watch: _,
     } = wanted;
     note(keys, "server.listen", started.listen == *listen);
@@ -42,6 +44,8 @@ fn of_server(started: &ServerSettings, wanted: &ServerSettings, keys: &mut Vec<&
     note(keys, "server.drain", started.drain == *drain);
     note(keys, "server.reuse_port", started.reuse_port == *reuse_port);
     note(keys, "server.max_connections", started.max_connections == *max_connections);
+    note(keys, "server.max_in_flight", started.max_in_flight == *max_in_flight);
+    note(keys, "server.max_memory", started.max_memory == *max_memory);
 }
 
 fn of_admin(started: &AdminSettings, wanted: &AdminSettings, keys: &mut Vec<&'static str>) {
