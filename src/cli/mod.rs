@@ -178,9 +178,8 @@ fn start_logging(level: &str) -> anyhow::Result<(Logging, LogLevel)> {
 }
 
 /// Has the configuration read again at every SIGHUP.
-async fn reload_at_hangup(reloads: Reloads) -> Infallible {
-    use tokio::signal::unix::{SignalKind, signal};
-    if let Ok(mut hangup) = signal(SignalKind::hangup()) {
+async fn reload_at_hangup(reloads: Reloads, hangup: Option<Signal>) -> Infallible {
+    if let Some(mut hangup) = hangup {
         while hangup.recv().await.is_some() {
             drop(reloads.now(Trigger::Signal).await);
         }
@@ -190,10 +189,9 @@ async fn reload_at_hangup(reloads: Reloads) -> Infallible {
 }
 
 /// Runs the gateway until a signal stops it. A second signal ends it at once, whatever is in flight.
-async fn run_until_stopped(gateway: Gateway) -> anyhow::Result<()> {
+async fn run_until_stopped(gateway: Gateway, mut signals: Signals) -> anyhow::Result<()> {
     let (stop, stopped) = tokio::sync::oneshot::channel();
     let second_signal = async {
-        let mut signals = Signals::new();
         // The gateway may have ended by itself, and then nobody waits for this.
         let _sent = stop.send(signals.next().await);
         signals.next().await
@@ -215,7 +213,13 @@ async fn run_until_stopped(gateway: Gateway) -> anyhow::Result<()> {
 /// SIGTERM and SIGINT.
 struct Signals(Option<(Signal, Signal)>);
 
+/// SIGHUP, caught from now on; only inside of a runtime.
+fn hangup() -> Option<Signal> {
+    signal(SignalKind::hangup()).ok()
+}
+
 impl Signals {
+    /// Caught from now on; only inside of a runtime.
     fn new() -> Self {
         // Without handlers the signals end the process at once, which is the next best thing.
         Self(signal(SignalKind::terminate()).ok().zip(signal(SignalKind::interrupt()).ok()))
