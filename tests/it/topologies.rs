@@ -269,6 +269,11 @@ fn a_demoted_primary_is_left_as_the_sentinels_say() {
     decides(&gateway);
 }
 
+/// Whether it is Redis 6.
+fn is_6(redis: &Redis) -> bool {
+    redis.info("server", "redis_version").expect("every server has one").starts_with("6.")
+}
+
 /// One thing that may be wrong with a server: its kind, how it comes and how it goes.
 struct Trouble {
     kind: &'static str,
@@ -337,6 +342,10 @@ fn every_error_of_redis_goes_on_by_policy_and_is_told() {
     let backend = Backend::ok();
     for Trouble { kind, begin, end } in troubles {
         let redis = Redis::start();
+        if kind == "noreplicas" && is_6(&redis) {
+            // It does not count its replicas for a script.
+            continue;
+        }
         let gateway = start(&backend, &redis.tables("deny", "100ms"));
         decides(&gateway);
         assert!(failures(&gateway, kind) < 1.0, "{kind}");
@@ -395,6 +404,10 @@ fn a_server_that_reads_its_data_is_not_asked_to_decide() {
     // F17: a Redis that has just restarted accepts connections, and answers LOADING.
     let backend = Backend::ok();
     let mut redis = Redis::start();
+    if is_6(&redis) {
+        // It answers nobody in between when its data are so few, and has no setting for that.
+        return;
+    }
     let gateway = start(&backend, &redis.tables("deny", "100ms"));
     decides(&gateway);
     for key in 0..300 {
