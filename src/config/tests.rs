@@ -340,6 +340,7 @@ fn the_built_in_defaults_are_those_of_the_documentation() {
     assert_eq!(upstream.head_timeout, Duration::from_secs(15));
     assert_eq!(upstream.idle_timeout, Duration::from_secs(30));
     assert_eq!(upstream.pool_idle_timeout, Duration::from_secs(4));
+    assert_eq!(upstream.resolve_every, Duration::from_secs(30));
 
     assert!(policy.keys.is_empty(), "nobody's gateway knows the example keys");
     assert_eq!(policy.plans.len(), 1, "nobody's gateway has the example plans");
@@ -550,6 +551,8 @@ fn what_a_running_process_cannot_take_over_is_named() {
         ("server.listen = \"127.0.0.1:8080\"", "server.listen"),
         ("server.workers = 1023", "server.workers"),
         ("server.drain = \"11s\"", "server.drain"),
+        ("server.drain_delay = \"1s\"", "server.drain_delay"),
+        ("server.reuse_port = true", "server.reuse_port"),
         ("server.max_connections = 7", "server.max_connections"),
         ("admin.listen = \"127.0.0.1:9091\"", "admin.listen"),
         (redis, "store.kind"),
@@ -561,9 +564,11 @@ fn what_a_running_process_cannot_take_over_is_named() {
         ("store.redis.url = \"redis://:other@127.0.0.1\"", ["store.redis.url"].as_slice()),
         ("store.redis.budget = \"21ms\"", &["store.redis.budget"]),
         ("store.redis.prefix = \"other\"", &["store.redis.prefix"]),
+        ("store.local_share = \"50%\"", &["store.local_share"]),
+        ("store.redis.password = \"other\"", &["store.redis.password"]),
         (
             "store.redis.mode = \"cluster\"\nstore.redis.nodes = [\"redis://127.0.0.2\"]",
-            &["store.redis.mode", "store.redis.nodes"],
+            &["store.redis.mode"],
         ),
     ] {
         assert_eq!(waiting(redis, &format!("{redis}{line}")), keys);
