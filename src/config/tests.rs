@@ -572,7 +572,7 @@ fn what_a_running_process_cannot_take_over_is_named() {
         ("store.redis.password = \"other\"", &["store.redis.password"]),
         (
             "store.redis.mode = \"cluster\"\nstore.redis.nodes = [\"redis://127.0.0.2\"]",
-            &["store.redis.mode"],
+            &["store.redis.mode", "store.redis.nodes"],
         ),
     ] {
         assert_eq!(waiting(redis, &format!("{redis}{line}")), keys);

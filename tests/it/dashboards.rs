@@ -31,8 +31,8 @@ const EMPTY_BY_NATURE: &[(&str, &str)] =
 /// Expressions that are zero in this test, by what they contain, and why.
 const ZERO_BY_NATURE: &[(&str, &str)] = &[
     ("tollgate_memory_callers", "Redis answers, so nobody is counted in memory"),
-    ("tollgate_store_breaker", "Redis answers, so it is asked"),
-    ("tollgate_store_errors_total", "Redis answers"),
+    ("tollgate_store_breaker", "Redis answers, so its breaker is healthy"),
+    ("tollgate_store_errors_total", "Redis answers, and refuses nothing"),
 ];
 
 /// All expressions of all dashboards, wherever they stand.
