@@ -31,6 +31,9 @@ type List<T> = Option<Written<Vec<Written<T>>>>;
 /// The longest of all timeouts.
 const TIMEOUT_MAX: &str = "1d";
 
+/// The shortest time between two questions to a resolver.
+const RESOLVE_EVERY_MIN: &str = "500ms";
+
 /// The longest time that stopping may take.
 const DRAIN_MAX: &str = "1h";
 
@@ -563,11 +566,13 @@ pub(super) struct UpstreamSection {
     pub(super) head_timeout: Field<Duration>,
     pub(super) idle_timeout: Field<Duration>,
     pub(super) pool_idle_timeout: Field<Duration>,
+    pub(super) resolve_every: Field<Duration>,
 }
 
 impl UpstreamSection {
     fn read(name: String, mut table: Table<'_>) -> Self {
         let timeout = duration_in("1ms", TIMEOUT_MAX);
+        let resolve_every = duration_in(RESOLVE_EVERY_MIN, TIMEOUT_MAX);
         table.require_present("targets", "for example targets = [\"http://127.0.0.1:9000\"]");
         let section = Self {
             name,
@@ -577,6 +582,7 @@ impl UpstreamSection {
             head_timeout: table.get_or("head_timeout", &timeout, Duration::from_secs(15)),
             idle_timeout: table.get_or("idle_timeout", &timeout, Duration::from_secs(30)),
             pool_idle_timeout: table.get_or("pool_idle_timeout", &timeout, Duration::from_secs(4)),
+            resolve_every: table.get_or("resolve_every", &resolve_every, Duration::from_secs(30)),
         };
         table.finish();
         section

@@ -138,5 +138,6 @@ fn upstream(section: &UpstreamSection, context: &Context<'_>) -> Option<Upstream
         head_timeout: section.head_timeout.as_ref()?.value,
         idle_timeout: section.idle_timeout.as_ref()?.value,
         pool_idle_timeout: section.pool_idle_timeout.as_ref()?.value,
+        resolve_every: section.resolve_every.as_ref()?.value,
     })
 }

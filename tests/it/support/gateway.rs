@@ -88,7 +88,13 @@ impl Gateway {
         for source in sources {
             command.arg("-c").arg(source);
         }
-        Self::launch(&mut command, tempfile::tempdir().unwrap(), |process| {
+        Self::start_by(&mut command)
+    }
+
+    /// Starts it by a command of the test's own, which becomes the gateway.
+    #[track_caller]
+    pub(crate) fn start_by(command: &mut Command) -> Self {
+        Self::launch(command, tempfile::tempdir().unwrap(), |process| {
             process.stderr.all().iter().find_map(|line| listening(line))
         })
     }
