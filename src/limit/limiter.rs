@@ -312,9 +312,13 @@ impl Remote {
         let charge = settlement.charge;
         let parts = self.parts(charge);
         memory.settle(Settlement { charge: Charge { rules: &parts, ..charge }, ..settlement }, place);
+        let charged = settlement.charged.iter().copied();
         let missing = settlement.spent.saturating_sub(charge.cost.get());
+        let back = charge.cost.get().saturating_sub(settlement.spent);
         if missing > 0 {
-            self.common.local().owe(charge, &parts, settlement.charged.iter().copied(), missing);
+            self.common.local().owe(charge, &parts, charged, missing);
+        } else if back > 0 {
+            self.common.local().owe_less(charge, charged, back);
         }
     }
 

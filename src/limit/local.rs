@@ -163,6 +163,18 @@ impl Local {
         }
     }
 
+    /// The caller got so much back of what it had used, unless that is written back already.
+    pub(super) fn owe_less(&self, charge: Charge<'_>, charged: impl Iterator<Item = bool>, units: u64) {
+        let mut table = self.part(charge.caller).lock();
+        let Some(Debt(debt)) = table.debts.get_mut(charge.caller) else { return };
+        for (rule, _) in charge.rules.iter().zip(charged).filter(|(_, charged)| *charged) {
+            let key = rule.key(charge.api_key);
+            if let Some(owed) = debt.iter_mut().find(|owed| owed.rule.key(&owed.api_key) == key) {
+                owed.units = owed.units.saturating_sub(units);
+            }
+        }
+    }
+
     /// What was taken could not be written back yet.
     pub(super) fn owe_again(&self, caller: &str, owed: Owed) {
         let mut table = self.part(caller).lock();
@@ -304,7 +316,8 @@ mod tests {
         }
         assert_eq!(local.debtors(10, |_| true), [Box::from("a")]);
         assert!(local.debtors(10, |caller| caller == "b").is_empty());
-        assert_eq!(local.take("a").unwrap().0[0].units, 6);
+        local.owe_less(Charge::new("a", "plan", &rules, n(2)), [true].into_iter(), 1);
+        assert_eq!(local.take("a").unwrap().0[0].units, 5);
         assert!(local.take("a").is_none() && !local.is_owed());
     }
 }
