@@ -84,7 +84,8 @@ fn of_topology(started: &Topology, wanted: &Topology, keys: &mut Vec<&'static st
             note(keys, "store.redis.password", same_login(&started.login, login));
         }
         (Topology::Standalone(_) | Topology::Cluster(_) | Topology::Sentinel(_), _) => {
-            keys.push("store.redis.mode");
+            let nodes = if matches!(wanted, Topology::Standalone(_)) { "store.redis.url" } else { NODES };
+            keys.extend(["store.redis.mode", nodes]);
         }
     }
 }

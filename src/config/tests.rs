@@ -551,6 +551,8 @@ fn what_a_running_process_cannot_take_over_is_named() {
         ("server.listen = \"127.0.0.1:8080\"", "server.listen"),
         ("server.workers = 1023", "server.workers"),
         ("server.drain = \"11s\"", "server.drain"),
+        ("server.drain_delay = \"1s\"", "server.drain_delay"),
+        ("server.reuse_port = true", "server.reuse_port"),
         ("server.max_connections = 7", "server.max_connections"),
         ("admin.listen = \"127.0.0.1:9091\"", "admin.listen"),
         (redis, "store.kind"),
@@ -562,6 +564,8 @@ fn what_a_running_process_cannot_take_over_is_named() {
         ("store.redis.url = \"redis://:other@127.0.0.1\"", ["store.redis.url"].as_slice()),
         ("store.redis.budget = \"21ms\"", &["store.redis.budget"]),
         ("store.redis.prefix = \"other\"", &["store.redis.prefix"]),
+        ("store.local_share = \"50%\"", &["store.local_share"]),
+        ("store.redis.password = \"other\"", &["store.redis.password"]),
         (
             "store.redis.mode = \"cluster\"\nstore.redis.nodes = [\"redis://127.0.0.2\"]",
             &["store.redis.mode"],

@@ -98,6 +98,8 @@ metrics! {
     store_breaker_trips: IntCounter "tollgate_store_breaker_trips_total" [];
     /// Gateways that count in the same Redis, as far as it was heard; 0 before, and without Redis.
     store_gateways: IntGauge "tollgate_store_gateways" [];
+    /// Callers whose use, while Redis was away, is yet to be written back to it.
+    store_debtors: IntGauge "tollgate_store_debtors" [];
     /// Failures of the store since the start, by kind: of questions to it, and of attempts to connect.
     store_errors: IntCounterVec "tollgate_store_errors_total" ["kind"];
     /// 1 if Redis may evict counters when its memory is full, as far as the gateway may ask.

@@ -28,6 +28,7 @@
 //! | `observing` | metrics, access log, no credential anywhere |
 //! | `dashboards` | every panel and alert has data, in a real Prometheus |
 //! | `memory` | bounded memory under big bodies and many callers |
+//! | `soak` | mixed traffic and faults for 20 minutes, and nothing that grows |
 //! | `demo` | the first command a newcomer runs |
 //! | `tidy` | the house rules: which room may name what, over the source text |
 //! | `docs` | the manual says what the program does: settings, examples, links, commands, the first curl |
@@ -70,6 +71,7 @@ mod restarting;
 mod scopes;
 mod settling;
 mod slots;
+mod soak;
 mod stopping;
 mod support;
 mod tidy;

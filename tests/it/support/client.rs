@@ -270,6 +270,11 @@ impl Request {
         self.header("Content-Length", length)
     }
 
+    /// Its method.
+    pub(crate) fn method(&self) -> &str {
+        &self.method
+    }
+
     /// The bytes on the wire, with a `Host` unless the test wrote one.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = format!("{} {} HTTP/1.1\r\n", self.method, self.target).into_bytes();

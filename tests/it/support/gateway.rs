@@ -285,13 +285,27 @@ impl Gateway {
 
     /// A line of `/proc/PID/status` in KiB, for example `VmHWM`.
     pub(crate) fn memory_kib(&self, field: &str) -> u64 {
+        let text = self.status(field);
+        text.strip_suffix("kB").and_then(|number| number.trim().parse().ok()).expect("a size in KiB")
+    }
+
+    /// How many threads it has.
+    pub(crate) fn threads(&self) -> u64 {
+        self.status("Threads").parse().unwrap()
+    }
+
+    /// How many descriptors it holds open.
+    pub(crate) fn descriptors(&self) -> u64 {
+        let open = std::fs::read_dir(format!("/proc/{}/fd", self.process.id()));
+        open.expect("the gateway is alive").count() as u64
+    }
+
+    fn status(&self, field: &str) -> String {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.process.id()))
             .expect("the gateway is alive");
-        status
-            .lines()
-            .find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))
-            .and_then(|rest| rest.trim().strip_suffix("kB")?.trim().parse().ok())
-            .unwrap_or_else(|| panic!("no {field} in {status}"))
+        let mut lines = status.lines();
+        let value = lines.find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+        value.unwrap_or_else(|| panic!("no {field} in {status}")).trim().to_owned()
     }
 
     /// Asks it to end (`SIGTERM`) and gives back its exit code.

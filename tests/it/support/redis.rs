@@ -330,7 +330,7 @@ impl Redis {
         self.cmd(&["CLUSTER", "MYID"]).text()
     }
 
-    /// All keys, sorted.
+    /// All keys of counters, sorted: without those by which gateways are counted and the server is probed.
     #[track_caller]
     pub(crate) fn keys(&self) -> Vec<String> {
         let Reply::Many(replies) = self.cmd(&["KEYS", "*"]) else {
@@ -342,6 +342,7 @@ impl Redis {
                 Reply::Bytes(Some(bytes)) => String::from_utf8(bytes).expect("a key is text"),
                 other => panic!("KEYS listed {other:?}"),
             })
+            .filter(|key| !key.contains(":{gateways}:") && !key.contains(":{probe"))
             .collect();
         keys.sort();
         keys
