@@ -707,6 +707,15 @@ impl Watched {
         });
     }
 
+    /// Has every Sentinel ask for this password.
+    #[track_caller]
+    pub(crate) fn lock_sentinels(&self, password: &str) {
+        for sentinel in &self.sentinels {
+            let words = ["ACL", "SETUSER", "default", "resetpass", &format!(">{password}")];
+            assert_eq!(ask(sentinel.port, &words).unwrap(), Reply::Simple("OK".to_owned()));
+        }
+    }
+
     /// Freezes one of the Sentinels.
     pub(crate) fn stop_sentinel(&self, at: usize) {
         self.sentinels[at].process.signal("STOP");
