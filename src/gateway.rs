@@ -149,6 +149,7 @@ impl Gateway {
             in_force: gate.in_force(),
             memory: Arc::clone(&memory),
             metrics: Arc::clone(&metrics),
+            admin_is_exposed: !private.socket.local_addr()?.ip().is_loopback(),
         };
         let (reloader, reloads) = Reloader::new(&settings, provenance, on_failure, parts);
         let kind = settings.store.kind.clone();
