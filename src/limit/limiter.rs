@@ -186,7 +186,12 @@ impl Limiter {
         };
         // Whatever ends this before the pool has agreed, be it that the client leaves, gives the charge back.
         let mut unfinished = Unfinished { limiter: self, charge: own, receipt: ruling.receipts.own.take() };
-        let (of_pool, pass) = self.admit_part(pool, on_failure).await;
+        let (of_pool, pass) = match &self.redis {
+            Some(redis) if !redis.store.has_time(deadline) => {
+                self.without_store(redis, pool, on_failure, None)
+            }
+            _ => self.admit_part(pool, on_failure).await,
+        };
         if pass.is_some() {
             ruling.receipts.own = unfinished.receipt.take();
         } else {
@@ -299,10 +304,12 @@ impl Remote {
         memory: &Arc<MemoryStore>,
     ) -> (Decision, Place, Option<MemorySlots>) {
         let (local, parts, share) = (self.common.local(), self.parts(charge), self.share());
-        let seed = |at: usize, now| local.seed(charge, &charge.rules[at], &parts[at].algorithm, share, now);
+        let seed = |at: usize, now, is_kept| {
+            local.seed(charge, &charge.rules[at], &parts[at].algorithm, share, now, is_kept)
+        };
         let (decision, place, slots) = memory.admit(Charge { rules: &parts, ..charge }, seed);
         if decision.allowed {
-            local.owe(charge, &parts, decision.charged(), charge.cost.get());
+            local.owe(charge, &parts, decision.charged(), charge.cost.get(), decision.at);
         }
         (decision, place, slots)
     }
@@ -316,7 +323,7 @@ impl Remote {
         let missing = settlement.spent.saturating_sub(charge.cost.get());
         let back = charge.cost.get().saturating_sub(settlement.spent);
         if missing > 0 {
-            self.common.local().owe(charge, &parts, charged, missing);
+            self.common.local().owe(charge, &parts, charged, missing, memory.now());
         } else if back > 0 {
             self.common.local().owe_less(charge, charged, back);
         }
@@ -380,10 +387,9 @@ async fn pay(
     join_all(debt.0.into_iter().map(|owed| async move {
         let key = owed.rule.key(&owed.api_key).into_owned();
         let now = memory.now();
-        // Of a caller who shared an entry with others it is only known what it used.
-        let counts = memory
-            .kept(caller, &key)
-            .map_or(owed.units, |state| owed.counted.used(state, owed.rule.period_of(now, owed.anchor), now));
+        let counting = owed.counting(memory.kept(caller, &key), now);
+        let standing = owed.counted.standing(counting, owed.rule.period_of(now, owed.anchor), now);
+        let counts = owed.counted.capacity().get().saturating_sub(standing.remaining);
         // What the store knew of is older than what was used since, and so gone first: all of the rest is new.
         let units = owed.units.min(counts);
         if units == 0 {
@@ -396,7 +402,10 @@ async fn pay(
         };
         let settlement = Settlement { charge, charged: &[true], at: 0, spent: units.saturating_add(1) };
         match store.settle_now(settlement, deadline).await {
-            Ok(()) => memory.forget(caller, &key),
+            Ok(()) => {
+                common.local().note_written_back(caller, &owed, standing, now);
+                memory.forget(caller, &key);
+            }
             Err(StoreError::Tripped | StoreError::Disconnected) => common.local().owe_again(caller, owed),
             Err(_) => common.count_lost(),
         }

@@ -32,7 +32,7 @@ pub(in crate::limit) use gateways::name as process_name;
 pub use leases::RedisSlot;
 use leases::{Asking, LOOK_EVERY, Leases};
 use messages::{Message, Messages};
-use node::{Answer, Call, Kit};
+use node::{Answer, Call, Kit, Redirect};
 use nodes::Nodes;
 pub use opener::OpenError;
 use opener::Opener;
@@ -65,6 +65,9 @@ pub struct RedisSettings {
 /// A call is sent on at most so often. The budget ends it, not this number: while a slot moves, one call can need many, since
 /// it is to be repeated until all of the caller's counters are on one side.
 const HOPS_MAX: usize = 1_000;
+
+/// So often without a pause.
+const HOPS_AT_ONCE: usize = 8;
 
 /// Counters in Redis, shared by all gateways. One for each worker thread: its connections are multiplexed, and no request
 /// crosses threads.
@@ -142,6 +145,12 @@ impl RedisStore {
     #[must_use]
     pub fn deadline(&self) -> Instant {
         clock::instant() + self.kit.budget
+    }
+
+    /// Whether enough is left until `deadline` for a server to be asked. One that cannot answer in time is not to blame.
+    #[must_use]
+    pub fn has_time(&self, deadline: Option<Instant>) -> bool {
+        deadline.is_none_or(|deadline| clock::instant() + self.kit.budget / 4 <= deadline)
     }
 
     /// The slots that a request of this decision holds from now on, if any limit lends them.
@@ -223,12 +232,17 @@ impl RedisStore {
     async fn decide_somewhere(&self, charge: Charge<'_>) -> Result<Decision, StoreError> {
         let deadline = charge.deadline;
         let mut node = within(deadline, self.nodes.at(self.nodes.slot(charge.caller))).await?;
-        let mut is_passing = false;
+        let (mut is_passing, mut hops) = (false, 0);
         for _ in 0..HOPS_MAX {
             let entered = node.guard.enter(charge.caller)?;
             match entered.wait(deadline, node.decide(charge, is_passing)).await? {
                 Answer::Decided(decision) => return Ok(decision),
                 Answer::Elsewhere(redirect) => {
+                    hops = if redirect == Redirect::Again { 0 } else { hops + 1 };
+                    if hops > HOPS_AT_ONCE {
+                        // Two nodes that send us to each other: they may agree soon, if they are left in peace.
+                        nodes::pause(deadline).await?;
+                    }
                     (node, is_passing) = self.nodes.follow(redirect, node, deadline).await?;
                 }
             }

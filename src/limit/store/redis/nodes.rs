@@ -38,6 +38,18 @@ const AGAIN: Duration = Duration::from_millis(1);
 /// A call is sent on at most so often, when it is sent elsewhere.
 const HOPS_MAX: usize = 16;
 
+/// Waits a little before a command is repeated.
+///
+/// # Errors
+/// When there is no time left for that.
+pub(super) async fn pause(deadline: Option<Instant>) -> Result<(), StoreError> {
+    if deadline.is_some_and(|deadline| clock::instant() + AGAIN >= deadline) {
+        return Err(StoreError::Timeout);
+    }
+    tokio::time::sleep(AGAIN).await;
+    Ok(())
+}
+
 /// The servers of a store.
 #[derive(Debug)]
 pub(super) enum Nodes {
@@ -96,10 +108,7 @@ impl Nodes {
     ) -> Result<(Rc<Node>, bool), StoreError> {
         match (redirect, self) {
             (Redirect::Again, _) => {
-                if deadline.is_some_and(|deadline| clock::instant() + AGAIN >= deadline) {
-                    return Err(StoreError::Timeout);
-                }
-                tokio::time::sleep(AGAIN).await;
+                pause(deadline).await?;
                 Ok((node, false))
             }
             (Redirect::Moved { slot, address }, Self::Cluster(cluster)) => {
