@@ -7,6 +7,7 @@
 use std::future::{Ready, ready};
 use std::net::{IpAddr, Ipv4Addr};
 use std::num::NonZeroU64;
+use std::panic::AssertUnwindSafe;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +18,7 @@ use actix_web::error::InternalError;
 use actix_web::http::header::{HeaderMap, HeaderValue};
 use actix_web::http::{Method, StatusCode};
 use actix_web::{Error, FromRequest, HttpMessage, HttpRequest};
+use futures_util::FutureExt as _;
 use futures_util::future::LocalBoxFuture;
 
 use crate::identify::{Caller, CredentialHeaders, IdentifyError};
@@ -26,6 +28,7 @@ use crate::limit::headers::Style;
 use crate::limit::store::{Charge, MemoryStore, OpenError, StoreKind};
 use crate::limit::{Anchor, Common, Limiter, Pass};
 use crate::listen::check;
+use crate::listen::overload::{Overload, Shed};
 use crate::listen::reply::{Rejection, limit_fields};
 use crate::listen::request_id::{self, RequestIds};
 use crate::listen::turns::TurnOf;
@@ -51,6 +54,8 @@ impl Worker {
         record.identified(&caller);
         let offer = policy.offer(&caller.plan, position).ok_or_else(|| excluded(&caller))?;
         record.offered(offer);
+        let place = self.overload.place(offer.priority).map_err(|reason| shed(reason, record))?;
+        record.placed(place);
         let charge = charge(&caller, offer, route.cost.of(inbound.method));
         let (ruling, pass) = self.limiter.admit(charge, offer.on_failure).await;
         record.ruled(ruling, pass.is_some(), charge.cost);
@@ -128,6 +133,7 @@ struct Shared {
     common: Arc<Common>,
     metrics: Arc<Metrics>,
     access_log: Option<AccessLogWriter>,
+    overload: Overload,
 }
 
 impl Gate {
@@ -143,7 +149,8 @@ impl Gate {
         metrics: Arc<Metrics>,
     ) -> Self {
         let in_force = InForce::new(snapshot.into());
-        Self(Arc::new(Shared { in_force, store, memory, common: Arc::default(), metrics, access_log: None }))
+        let (common, overload) = (Arc::default(), Overload::default());
+        Self(Arc::new(Shared { in_force, store, memory, common, metrics, access_log: None, overload }))
     }
 
     /// From now on enforces another [`Policy`] or [`Snapshot`], in all clones. Requests in flight end by the one they began
@@ -169,9 +176,21 @@ impl Gate {
     /// # Panics
     /// When the gate has been cloned already.
     #[must_use]
-    pub fn access_log(mut self, access_log: AccessLogWriter) -> Self {
-        let shared = Arc::get_mut(&mut self.0).expect("a gate is configured before it is cloned");
-        shared.access_log = Some(access_log);
+    pub fn access_log(self, access_log: AccessLogWriter) -> Self {
+        self.with(|shared| shared.access_log = Some(access_log))
+    }
+
+    /// With an end to how many requests are worked on at once.
+    ///
+    /// # Panics
+    /// When the gate has been cloned already.
+    #[must_use]
+    pub fn overload(self, overload: Overload) -> Self {
+        self.with(|shared| shared.overload = overload)
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut Shared)) -> Self {
+        change(Arc::get_mut(&mut self.0).expect("a gate is configured before it is cloned"));
         self
     }
 }
@@ -180,6 +199,7 @@ impl Gate {
 #[derive(Debug)]
 struct Worker {
     in_force: View,
+    overload: Overload,
     limiter: Limiter,
     observer: Observer,
     ids: RequestIds,
@@ -191,7 +211,8 @@ impl Worker {
         limiter.connect();
         let access_log = shared.access_log.as_ref().map(AccessLogWriter::handle);
         let observer = Observer::new(Arc::clone(&shared.metrics), access_log);
-        Ok(Self { in_force: shared.in_force.view(), limiter, observer, ids: RequestIds::new() })
+        let (in_force, overload) = (shared.in_force.view(), shared.overload.clone());
+        Ok(Self { in_force, overload, limiter, observer, ids: RequestIds::new() })
     }
 
     /// The whole of one request: decide, hand on or refuse, and see to it that the answer tells what was decided.
@@ -206,19 +227,49 @@ impl Worker {
         let method = method_label(request.method());
         let observer = self.observer.writing(snapshot.access_log);
         let mut record = Record::begin(observer, method, request_id, turn);
-        let mut answer = match self.admit(&request, &snapshot, &mut record).await {
-            Ok(admitted) => {
-                request.extensions_mut().insert(admitted);
-                self.hand_on(&*service, request, &mut record).await?.map_into_left_body()
-            }
-            Err(rejection) => {
-                let reply = rejection.reply(record.request_id());
-                request.into_response(reply).map_into_right_body()
-            }
+        let handled = self.handle(&*service, request, &snapshot, &mut record);
+        let Ok(answer) = AssertUnwindSafe(handled).catch_unwind().await else {
+            return Err(self.after_panic(record, snapshot.style));
         };
+        let mut answer = answer?;
         tell(answer.headers_mut(), snapshot.style, &record);
         record.answered(answer.status().as_u16());
         Ok(answer.map_body(|_, body| Recorded::new(body, record)))
+    }
+
+    async fn handle<S, B>(
+        &self,
+        service: &S,
+        request: ServiceRequest,
+        snapshot: &Arc<Snapshot>,
+        record: &mut Record,
+    ) -> Result<ServiceResponse<EitherBody<B>>, Error>
+    where
+        S: Service<ServiceRequest, Response = ServiceResponse<B>, Error = Error>,
+    {
+        match self.admit(&request, snapshot, record).await {
+            Ok(admitted) => {
+                request.extensions_mut().insert(admitted);
+                Ok(self.hand_on(service, request, record).await?.map_into_left_body())
+            }
+            Err(rejection) => {
+                let reply = rejection.reply(record.request_id());
+                Ok(request.into_response(reply).map_into_right_body())
+            }
+        }
+    }
+
+    /// What becomes of a request whose handling panicked: a bug, here or behind the gate, of which only this request may take
+    /// notice. actix makes an answer of the error, and the record ends with that.
+    fn after_panic(&self, mut record: Record, style: Style) -> Error {
+        record.panicked();
+        let mut reply = Rejection::Panicked.reply(record.request_id());
+        let status = reply.status();
+        self.settle(&mut record, status, reply.headers_mut());
+        tell(reply.headers_mut(), style, &record);
+        record.answered(status.as_u16());
+        let reply = reply.map_body(|_, body| Recorded::new(body, record).boxed());
+        InternalError::from_response("a panic", reply).into()
     }
 
     /// Lets a request that was admitted through to what is behind the gate, and settles its charge when that has answered.
@@ -340,6 +391,12 @@ fn excluded(caller: &Caller) -> Rejection {
         Some(_) => Rejection::Excluded,
         None => Rejection::Identity(IdentifyError::Missing),
     }
+}
+
+/// The gateway has too much to do.
+fn shed(reason: Shed, record: &mut Record) -> Rejection {
+    record.shed(reason);
+    Rejection::Overloaded
 }
 
 /// Why there is no pass: a limit refuses, or nobody could count.

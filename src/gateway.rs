@@ -16,7 +16,7 @@ use actix_service::{IntoServiceFactory as _, ServiceFactoryExt as _, fn_service,
 use actix_web::body::{BodySize, MessageBody as _};
 use actix_web::dev::{AppConfig, Server, Service as _};
 use actix_web::http::{ConnectionType, Version, header};
-use actix_web::web::{self, Data, Payload};
+use actix_web::web::{self, Data, Payload, ServiceConfig};
 use actix_web::{App, HttpRequest, HttpResponse};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
@@ -29,8 +29,9 @@ use crate::gate::{Admitted, Gate, UpstreamTime};
 use crate::limit::Limiter;
 use crate::limit::store::{MemoryStore, OpenError};
 use crate::listen::drain::Drain;
+use crate::listen::overload::{Overload, resident_memory};
 use crate::listen::reply::Rejection;
-use crate::listen::socket::{Door, HandedOver, Listener};
+use crate::listen::socket::{Door, HandedOver, Listener, allow_descriptors};
 use crate::listen::turns::Turns;
 use crate::observe::{AccessLogWriter, Metrics};
 use crate::plan::Unbuildable;
@@ -60,6 +61,12 @@ pub enum Stop {
     /// As a person at a terminal does: nobody has to notice anything.
     Soon,
 }
+
+/// Descriptors for everything but clients and backends: listeners, workers, Redis, files.
+const DESCRIPTORS_OF_ITS_OWN: u64 = 256;
+
+/// How often the process looks how much memory it uses.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Why a gateway cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -108,6 +115,7 @@ pub enum StartError {
 pub struct Gateway {
     settings: Settings,
     gate: Gate,
+    overload: Overload,
     memory: Arc<MemoryStore>,
     admin: Admin,
     reloader: Reloader,
@@ -130,10 +138,13 @@ impl Gateway {
         // The workers build their own; this only proves that they will be able to.
         drop(Limiter::new(&settings.store.kind, Arc::clone(&memory), Arc::default())?);
         let (public, private) = listeners(&settings)?;
+        look_at_descriptors(&settings.server);
         let metrics = Arc::new(Metrics::new()?);
         let kind = settings.store.kind.clone();
+        let overload = Overload::new(settings.server.most_in_flight());
         let gate = Gate::new(snapshot, kind, Arc::clone(&memory), Arc::clone(&metrics))
-            .access_log(AccessLogWriter::new(io::stdout()));
+            .access_log(AccessLogWriter::new(io::stdout()))
+            .overload(overload.clone());
         let parts = reload::Parts {
             in_force: gate.in_force(),
             memory: Arc::clone(&memory),
@@ -142,7 +153,7 @@ impl Gateway {
         let (reloader, reloads) = Reloader::new(&settings, provenance, on_failure, parts);
         let kind = settings.store.kind.clone();
         let admin = Admin::new(kind, metrics, Arc::clone(&memory), gate.common(), reloads.clone());
-        Ok(Self { settings, gate, memory, admin, reloader, reloads, public, private })
+        Ok(Self { settings, gate, overload, memory, admin, reloader, reloads, public, private })
     }
 
     /// The address that clients call.
@@ -184,15 +195,19 @@ impl Gateway {
     /// # Errors
     /// When a listener breaks.
     pub async fn run(self, stop: impl Future<Output = Stop>) -> Result<(), StartError> {
-        let Self { settings, gate, memory, admin, reloader, reloads: _, public, private } = self;
+        let Self { settings, gate, overload, memory, admin, reloader, reloads: _, public, private } = self;
         let (readiness, drain) = (admin.draining(), Drain::default());
+        let life = Life { drain: drain.clone(), overload: overload.clone() };
         let door = public.door()?;
         let (ended, mut workers) = mpsc::channel(1);
         // The gate is kept here to the end: with its last clone goes the thread that writes the access log.
-        let public = public_server(public, gate.clone(), &settings, &drain, ended)?;
+        let public = public_server(public, gate.clone(), &settings, life, ended, |app| {
+            app.default_service(web::to(forward));
+        })?;
         let private = admin::server(private.socket, admin)?;
         let public_handle = public.handle();
         let sweeping = sweep(memory);
+        let watching = watch_memory(overload, settings.server.max_memory);
         let stopping = async {
             let stop = stop.await;
             readiness.begin();
@@ -208,6 +223,7 @@ impl Gateway {
                 served?;
             }
             () = sweeping => {}
+            () = watching => {}
             never = reloader.run() => match never {},
             () = stopping => {}
         }
@@ -234,33 +250,48 @@ async fn empty(drain: &Drain, door: Door, pause: impl Future<Output = ()>, patie
     }
 }
 
-/// The server that clients talk to. `ended` is closed when the last of its workers is gone.
+/// What the answers of all workers depend on besides the request.
+#[derive(Debug, Clone)]
+struct Life {
+    drain: Drain,
+    overload: Overload,
+}
+
+impl Life {
+    /// Whether connections are kept behind an answer.
+    fn keeps_connections(&self) -> bool {
+        !self.drain.is_leaving() && !self.overload.is_short_of_memory()
+    }
+}
+
+/// The server that clients talk to, with these handlers behind the gate. `ended` is closed when the last of its workers is gone.
 fn public_server(
     listener: Listener,
     gate: Gate,
     settings: &Settings,
-    drain: &Drain,
+    life: Life,
     ended: mpsc::Sender<()>,
+    handlers: fn(&mut ServiceConfig),
 ) -> io::Result<Server> {
     let ServerSettings { workers, max_connections, .. } = settings.server;
-    let (seats, drain) = (Arc::new(Seats::new(workers)), drain.clone());
+    let seats = Arc::new(Seats::new(workers));
     // What `HttpServer` would do, with `Turns` between the socket and the library.
     let service = move || {
-        let (leaving, door, ended) = (drain.clone(), drain.clone(), ended.clone());
+        let (drain, life, ended) = (life.drain.clone(), life.clone(), ended.clone());
         let app = App::new()
             .wrap(gate.clone())
             .wrap_fn(move |request, service| {
-                let (answer, leaving) = (service.call(request), leaving.clone());
+                let (answer, life) = (service.call(request), life.clone());
                 async move {
                     let mut answer = answer.await?;
-                    if leaving.is_leaving() {
+                    if !life.keeps_connections() {
                         answer.response_mut().head_mut().set_connection_type(ConnectionType::Close);
                     }
                     Ok(answer)
                 }
             })
             .app_data(Data::new(Seats::take(&seats)))
-            .default_service(web::to(forward));
+            .configure(handlers);
         let app = app.into_factory().map_err(|error: actix_web::Error| error.error_response());
         let http = HttpService::build()
             // Its first timer answers with 408 before ours closes.
@@ -274,7 +305,7 @@ fn public_server(
             })
             .finish(map_config(app, |()| AppConfig::default()));
         fn_service(move |socket: TcpStream| {
-            let connected = door.connection();
+            let connected = drain.connection();
             // Held by the service, and so by the worker.
             let _ended = &ended;
             async {
@@ -399,6 +430,38 @@ async fn sweep(memory: Arc<MemoryStore>) {
     }
 }
 
+/// Looks how much memory the process uses, for as long as the gateway runs. Behind the requests' backs: asking takes longer than
+/// a small request.
+async fn watch_memory(overload: Overload, most: Option<u64>) {
+    let Some(most) = most else {
+        return std::future::pending().await;
+    };
+    let mut ticks = tokio::time::interval(LOOK_EVERY);
+    loop {
+        ticks.tick().await;
+        if let Some(used) = resident_memory() {
+            overload.note_memory(used, most);
+        }
+    }
+}
+
+/// A connection needs a descriptor, and another one for its backend. Without them connections wait in the kernel, and requests
+/// find no backend: somebody should know before that.
+fn look_at_descriptors(server: &ServerSettings) {
+    let connections = (server.workers * server.max_connections) as u64;
+    let wanted = connections.saturating_mul(2).saturating_add(DESCRIPTORS_OF_ITS_OWN);
+    match allow_descriptors(wanted) {
+        Ok(allowed) if allowed < wanted => tracing::warn!(
+            allowed,
+            wanted,
+            "the system allows fewer descriptors than server.max_connections may need: raise the limit (ulimit -n, LimitNOFILE) or \
+             lower the setting"
+        ),
+        Ok(_) => {}
+        Err(error) => tracing::warn!(%error, "cannot see how many descriptors the system allows"),
+    }
+}
+
 /// The listeners for clients and for the operator: handed over, or bound.
 fn listeners(settings: &Settings) -> Result<(Listener, Listener), StartError> {
     let ServerSettings { listen, reuse_port, ref handed_over, .. } = settings.server;
@@ -422,9 +485,17 @@ fn listeners(settings: &Settings) -> Result<(Listener, Listener), StartError> {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+    use std::io::{Read as _, Write as _};
+    use std::net::TcpStream;
+
+    use actix_web::web::Bytes;
+    use futures_util::{StreamExt as _, stream};
+
     use super::*;
     use crate::config::{Sources, load};
     use crate::limit::store::{RedisSettings, StoreKind, Topology};
+    use crate::plan::{Policy, Priority};
 
     /// The workers found out, could not start, and the gateway went on without anybody behind its public port.
     #[test]
@@ -442,5 +513,99 @@ mod tests {
         }));
         let bound = Gateway::bind(loaded);
         assert!(matches!(bound, Err(StartError::Store(_))), "{bound:?}");
+    }
+
+    /// One caller who may have one request in flight.
+    const ONE_AT_A_TIME: &str = r#"
+        server.listen = "127.0.0.1:0"
+        server.workers = 1
+        identity.anonymous = "one"
+        plans.one.limits = [{ name = "in_flight", limit = 1, algorithm = "concurrency" }]
+        upstreams.api.targets = ["http://127.0.0.1:9"]
+        routes.rest = { path = "/*", upstream = "api" }
+    "#;
+
+    fn handlers(app: &mut ServiceConfig) {
+        async fn head() -> HttpResponse {
+            panic!("a bug in front of the answer")
+        }
+        async fn body() -> HttpResponse {
+            let pieces = stream::iter(0..3).then(|piece| async move {
+                // What was written before it is sent while the next piece is waited for.
+                tokio::task::yield_now().await;
+                assert!(piece == 0, "a bug in the middle of the answer");
+                Ok::<_, Infallible>(Bytes::from_static(b"x"))
+            });
+            HttpResponse::Ok().streaming(pieces)
+        }
+        app.route("/head", web::get().to(head)).route("/body", web::get().to(body));
+        app.default_service(web::to(HttpResponse::Ok));
+    }
+
+    /// All that comes back for these requests on one connection until it closes, or for half a second.
+    fn ask(address: SocketAddr, targets: &[&str]) -> String {
+        let mut client = TcpStream::connect(address).unwrap();
+        client.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        let requests: String =
+            targets.iter().map(|target| format!("GET {target} HTTP/1.1\r\nHost: a\r\n\r\n")).collect();
+        client.write_all(requests.as_bytes()).unwrap();
+        let mut answer = Vec::new();
+        // Where the connection is kept, this ends with the time limit.
+        drop(client.read_to_end(&mut answer));
+        String::from_utf8(answer).unwrap()
+    }
+
+    /// F27: a panic closed the connection without a word; and whatever it had taken was at the mercy of the unwinding.
+    #[test]
+    fn a_panic_costs_its_own_request_and_no_other() {
+        let file = tempfile::Builder::new().suffix(".toml").tempfile().unwrap();
+        std::fs::write(file.path(), ONE_AT_A_TIME).unwrap();
+        let Loaded { settings, policy, .. } =
+            load(&Sources { files: vec![file.path().to_owned()], ..Sources::built_in() }).unwrap();
+        let memory = Arc::new(MemoryStore::new(10, Arc::new(SystemClock::new())));
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let life = Life { drain: Drain::default(), overload: Overload::new(1) };
+        let gate = Gate::new(Policy::new(policy).unwrap(), StoreKind::Memory, memory, Arc::clone(&metrics))
+            .overload(life.overload.clone());
+        let listener = Listener::bind(settings.server.listen, false).unwrap();
+        let address = listener.socket.local_addr().unwrap();
+        let (server, of_server) = (std::sync::mpsc::channel(), life.clone());
+        let thread = std::thread::spawn(move || {
+            actix_rt::System::new().block_on(async {
+                let (ended, _) = mpsc::channel(1);
+                let running = public_server(listener, gate, &settings, of_server, ended, handlers).unwrap();
+                server.0.send(running.handle()).unwrap();
+                running.await.unwrap();
+            });
+        });
+        let handle = server.1.recv().unwrap();
+
+        for round in 1..=3 {
+            // What waits behind it on the connection is not run: nobody knows what the panic has left there.
+            let answer = ask(address, &["/head", "/fine"]);
+            assert!(answer.starts_with("HTTP/1.1 500 Internal Server Error\r\n"), "{answer}");
+            for field in ["content-type: application/problem+json", "connection: close", "x-request-id: "] {
+                assert!(answer.contains(field), "{field} in {answer}");
+            }
+            assert!(
+                answer.contains(r#""detail":"The gateway has failed to handle this request.""#),
+                "{answer}"
+            );
+            assert_eq!(answer.matches("HTTP/1.1").count(), 1, "{answer}");
+
+            // The head is gone by then. What a client can see is that the last chunk is missing.
+            let answer = ask(address, &["/body"]);
+            assert!(answer.starts_with("HTTP/1.1 200 OK\r\n") && !answer.ends_with("0\r\n\r\n"), "{answer}");
+
+            // The worker lives, and the slot, the place and the turn are free.
+            let answer = ask(address, &["/fine", "/fine"]);
+            assert_eq!(answer.matches("HTTP/1.1 200 OK").count(), 2, "{answer}");
+            assert_eq!(metrics.panics.get(), 2 * round);
+            assert_eq!(metrics.in_flight.get(), 0);
+            drop(life.overload.place(Priority::High).unwrap());
+        }
+        drop(handle.stop(false));
+        thread.join().unwrap();
+        assert_eq!(life.drain.connections(), 0);
     }
 }

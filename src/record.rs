@@ -5,6 +5,7 @@
 
 use std::cmp::Ordering;
 use std::num::NonZeroU64;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -20,6 +21,7 @@ use crate::identify::Caller;
 use crate::inbound::CanonicalPath;
 use crate::limit::store::StoreError;
 use crate::limit::{Asked, Decision, Receipts, Ruling, Source};
+use crate::listen::overload::{Place, Shed};
 use crate::listen::turns::Turn;
 use crate::observe::{Exchange, Observer, Outcome, SettlementKind, StoreResult};
 use crate::plan::{Offer, Route, Settled};
@@ -40,6 +42,9 @@ pub struct Record {
     caller: Option<Caller>,
     offer: Option<Arc<Offer>>,
     outcome: Outcome,
+    shed: Option<Shed>,
+    /// Held until the record ends.
+    place: Option<Place>,
     ruling: Option<Ruling>,
     /// Units that the request takes; `None` before that is known.
     cost: Option<NonZeroU64>,
@@ -74,6 +79,8 @@ impl Record {
             caller: None,
             offer: None,
             outcome: Outcome::Refused,
+            shed: None,
+            place: None,
             ruling: None,
             cost: None,
             settled: Settled::AsReserved,
@@ -138,6 +145,22 @@ impl Record {
         self.outcome = Outcome::Undecided;
     }
 
+    /// There is a place for one more.
+    pub fn placed(&mut self, place: Place) {
+        self.place = Some(place);
+    }
+
+    /// There is none.
+    pub fn shed(&mut self, reason: Shed) {
+        self.shed = Some(reason);
+        self.outcome = Outcome::Shed;
+    }
+
+    /// Working on the request has panicked.
+    pub fn panicked(&self) {
+        self.observer.panicked();
+    }
+
     /// The limiter has answered for a request that takes `cost` units.
     pub fn ruled(&mut self, ruling: Ruling, passed: bool, cost: NonZeroU64) {
         self.cost = Some(cost);
@@ -183,6 +206,7 @@ impl Record {
             outcome: self.outcome,
             limit: limit.map_or("", |rule| &rule.name),
             cost: self.counted().map(NonZeroU64::get),
+            shed: self.shed.map(Shed::as_str),
             settlement: self.settlement(),
             decided_at: decision.map(|decision| decision.at),
             source: ruling.map_or(Source::None, |ruling| ruling.source).as_str(),
@@ -233,6 +257,11 @@ fn store_result(asked: &Asked) -> StoreResult {
     }
 }
 
+/// The body of an answer ends where it must not: working on it has panicked.
+#[derive(Debug, thiserror::Error)]
+#[error("a panic while the answer was written")]
+pub struct Panicked;
+
 pin_project! {
     /// An answer's body on its way out, with the record of its request. The record is noted when the body is dropped, sent
     /// or not.
@@ -254,7 +283,7 @@ impl<B: MessageBody> Recorded<B> {
 }
 
 impl<B: MessageBody> MessageBody for Recorded<B> {
-    type Error = B::Error;
+    type Error = Box<dyn std::error::Error>;
 
     fn size(&self) -> BodySize {
         self.body.size()
@@ -265,7 +294,15 @@ impl<B: MessageBody> MessageBody for Recorded<B> {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Bytes, Self::Error>>> {
         let this = self.project();
-        let next = ready!(this.body.poll_next(context));
+        // A panic here would take the connection's task along without a word to anybody.
+        let polled = catch_unwind(AssertUnwindSafe(|| this.body.poll_next(context)));
+        let next = match polled {
+            Ok(next) => ready!(next).map(|piece| piece.map_err(Into::into)),
+            Err(_) => {
+                this.record.panicked();
+                Some(Err(Panicked.into()))
+            }
+        };
         match &next {
             Some(Ok(bytes)) => this.record.bytes += bytes.len() as u64,
             Some(Err(_)) => {}

@@ -4,6 +4,8 @@
 //! A reload is asked for by a changed file, by a signal, or by the operator through the admin listener. One runs at a time, and
 //! reading happens on a thread that serves nobody. Counters are not touched: what was used is used.
 //!
+//! Host names of backends are looked up here, too: one that has moved is a change that nobody has written down.
+//!
 //! Deliberately not here: what a file says (`config`), and who may ask for a reload (`admin`).
 
 use std::convert::Infallible;
@@ -23,7 +25,7 @@ use crate::limit::OnFailure;
 use crate::limit::store::MemoryStore;
 use crate::observe::Metrics;
 use crate::plan::{Policy, PolicyParts, Unbuildable};
-use crate::proxy::Backends;
+use crate::proxy::{Backends, BuildError, Moves, Names, UpstreamSettings};
 use crate::snapshot::{InForce, Snapshot};
 
 /// How often files are looked at. A change is read when two looks in a row have seen the same, so that no file is read in the
@@ -182,6 +184,9 @@ pub struct Reloader {
     version: Version,
     needs_restart: Vec<&'static str>,
     watch: bool,
+    /// The upstreams in force, and the host names of their targets.
+    upstreams: Vec<UpstreamSettings>,
+    names: Names,
     /// What the files were like when they were last read.
     read: Arc<Fingerprint>,
     /// What they were like when they were last looked at.
@@ -230,6 +235,8 @@ impl Reloader {
         }
         say_in_force(&parts.metrics, version, None);
         let read = Arc::new(fingerprint);
+        let mut names = Names::default();
+        names.follow(&settings.upstreams);
         let reloader = Self {
             parts,
             sources,
@@ -237,6 +244,8 @@ impl Reloader {
             version,
             needs_restart: Vec::new(),
             watch: settings.server.watch,
+            upstreams: settings.upstreams.clone(),
+            names,
             seen: Arc::clone(&read),
             read,
             retired: Vec::new(),
@@ -263,7 +272,9 @@ impl Reloader {
                     // Who has asked may be gone; the reload is done all the same.
                     drop(request.answer.send(report));
                 }
+                () = self.names.moved() => self.renew_backends().await,
                 _ = looks.tick() => {
+                    self.names.look_up(clock::instant());
                     self.retired.retain(|snapshot| Arc::strong_count(snapshot) > 1);
                     if self.watch && self.has_settled_on_a_change().await {
                         drop(self.reload(Trigger::File).await);
@@ -287,7 +298,9 @@ impl Reloader {
     async fn reload(&mut self, trigger: Trigger) -> Report {
         let (sources, version) = (self.sources.clone(), self.version);
         let before = self.parts.in_force.latest();
-        let reading = tokio::task::spawn_blocking(move || Reading::of(&sources, version, &before)).await;
+        let moves = self.names.moves();
+        let reading =
+            tokio::task::spawn_blocking(move || Reading::of(&sources, version, &before, &moves)).await;
         let outcome = match reading {
             Ok(Reading { fingerprint, outcome }) => {
                 self.read = Arc::new(fingerprint);
@@ -315,6 +328,21 @@ impl Reloader {
         report
     }
 
+    /// Puts backends in force that have no connections to where names stood for before. Everything else stays.
+    async fn renew_backends(&mut self) {
+        let (upstreams, moves) = (self.upstreams.clone(), self.names.moves());
+        let before = self.parts.in_force.latest();
+        let renewed = tokio::task::spawn_blocking(move || {
+            let backends = before.backends.renewed(&upstreams, &moves)?;
+            Ok::<_, BuildError>(Snapshot { backends: Arc::new(backends), ..(*before).clone() })
+        });
+        match renewed.await {
+            Ok(Ok(snapshot)) => self.retired.push(self.parts.in_force.replace(snapshot)),
+            Ok(Err(error)) => tracing::error!(%error, "connections cannot be made anew"),
+            Err(error) => tracing::error!(%error, "connections cannot be made anew"),
+        }
+    }
+
     /// Puts a configuration in force. Nothing in here can fail.
     fn apply(&mut self, ready: Ready) {
         let Ready { version, settings, operator, snapshot } = ready;
@@ -322,6 +350,8 @@ impl Reloader {
         self.operator.store(Arc::new(operator));
         self.parts.memory.hold_at_most(settings.store.max_callers);
         self.watch = settings.server.watch;
+        self.names.follow(&settings.upstreams);
+        self.upstreams.clone_from(&settings.upstreams);
         if let Some(change) = &self.log_level {
             change(&settings.log.level);
         }
@@ -342,11 +372,11 @@ impl fmt::Debug for Reloader {
 
 impl Reading {
     /// Reads everything again, and makes of it what could take the place of `before`.
-    fn of(sources: &Sources, version: Version, before: &Snapshot) -> Self {
+    fn of(sources: &Sources, version: Version, before: &Snapshot, moves: &Moves) -> Self {
         let (loaded, fingerprint) = config::read(sources);
         let outcome = match loaded {
             Ok(loaded) if loaded.provenance.version == version => Outcome::Unchanged,
-            Ok(loaded) => Ready::of(loaded, before).map_or_else(
+            Ok(loaded) => Ready::of(loaded, before, moves).map_or_else(
                 |complaint| Outcome::Refused(vec![complaint]),
                 |ready| Outcome::Ready(Box::new(ready)),
             ),
@@ -357,10 +387,10 @@ impl Reading {
 }
 
 impl Ready {
-    fn of(loaded: Loaded, before: &Snapshot) -> Result<Self, Complaint> {
+    fn of(loaded: Loaded, before: &Snapshot, moves: &Moves) -> Result<Self, Complaint> {
         let Loaded { settings, policy, files: _, provenance } = loaded;
         let operator = Operator::of(&settings, policy.on_failure);
-        let backends = before.backends.renewed(&settings.upstreams);
+        let backends = before.backends.renewed(&settings.upstreams, moves);
         let backends = backends.map_err(|error| Complaint::of_no_file(&error))?;
         let snapshot =
             snapshot(policy, &settings, backends).map_err(|error| Complaint::of_no_file(&error))?;

@@ -124,6 +124,7 @@ async fn metrics(admin: web::Data<Admin>, request: HttpRequest) -> HttpResponse 
         return unauthorized();
     }
     admin.metrics.memory_callers.set(saturating(admin.memory.callers() as u64));
+    admin.metrics.store_debtors.set(saturating(admin.common.debtors() as u64));
     admin.metrics.store_gateways.set(saturating(admin.common.gateways()));
     admin.metrics.store_breaker.set(match admin.common.phase() {
         Phase::Healthy => 0,

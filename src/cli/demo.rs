@@ -9,7 +9,7 @@ use tollgate::config::{self, Sources};
 use tollgate::gateway::Gateway;
 use tollgate::proxy::echo;
 
-use super::{run_until_stopped, say, start_logging};
+use super::{Signals, run_until_stopped, say, start_logging};
 
 #[derive(Debug, Args)]
 pub(super) struct Demo {
@@ -28,11 +28,13 @@ impl Demo {
         let (_logging, _) = start_logging("warn")?;
         let gateway =
             Gateway::bind(loaded).context("cannot start the demo; other ports: --listen and --admin")?;
-        introduce(gateway.public_address()?, gateway.admin_address()?);
+        let (public, admin) = (gateway.public_address()?, gateway.admin_address()?);
         System::new().block_on(async {
             let echo = echo::serve(backend)?;
+            let signals = Signals::new();
+            introduce(public, admin);
             tokio::select! {
-                ended = run_until_stopped(gateway) => ended?,
+                ended = run_until_stopped(gateway, signals) => ended?,
                 ended = echo => ended?,
             }
             Ok(())

@@ -140,6 +140,15 @@ const MESSAGES_MAX: usize = 4_096;
 #[must_use = "messages are written while this lives"]
 struct Logging(#[expect(dead_code, reason = "held for its end")] WorkerGuard);
 
+/// A panic is a message like others: a line of JSON, and no backtrace.
+fn log_panics() {
+    std::panic::set_hook(Box::new(|panic| {
+        let place = panic.location().map(ToString::to_string).unwrap_or_default();
+        let panic = panic.payload_as_str().unwrap_or("of an unknown kind");
+        tracing::error!(panic, place, "a bug of Tollgate: please report it");
+    }));
+}
+
 /// Messages as JSON lines on standard error, written by a thread of their own: requests cause messages, and no request
 /// may wait for, or fail with, whoever reads them. Also gives what changes the level later.
 fn start_logging(level: &str) -> anyhow::Result<(Logging, LogLevel)> {
@@ -158,6 +167,7 @@ fn start_logging(level: &str) -> anyhow::Result<(Logging, LogLevel)> {
         .with_filter_reloading();
     let handle = subscriber.reload_handle();
     subscriber.init();
+    log_panics();
     let change = move |level: &str| {
         // The configuration has tried it; and messages that go on as before are the least of all troubles.
         if let Ok(filter) = EnvFilter::try_new(level) {
@@ -168,9 +178,8 @@ fn start_logging(level: &str) -> anyhow::Result<(Logging, LogLevel)> {
 }
 
 /// Has the configuration read again at every SIGHUP.
-async fn reload_at_hangup(reloads: Reloads) -> Infallible {
-    use tokio::signal::unix::{SignalKind, signal};
-    if let Ok(mut hangup) = signal(SignalKind::hangup()) {
+async fn reload_at_hangup(reloads: Reloads, hangup: Option<Signal>) -> Infallible {
+    if let Some(mut hangup) = hangup {
         while hangup.recv().await.is_some() {
             drop(reloads.now(Trigger::Signal).await);
         }
@@ -180,10 +189,9 @@ async fn reload_at_hangup(reloads: Reloads) -> Infallible {
 }
 
 /// Runs the gateway until a signal stops it. A second signal ends it at once, whatever is in flight.
-async fn run_until_stopped(gateway: Gateway) -> anyhow::Result<()> {
+async fn run_until_stopped(gateway: Gateway, mut signals: Signals) -> anyhow::Result<()> {
     let (stop, stopped) = tokio::sync::oneshot::channel();
     let second_signal = async {
-        let mut signals = Signals::new();
         // The gateway may have ended by itself, and then nobody waits for this.
         let _sent = stop.send(signals.next().await);
         signals.next().await
@@ -205,7 +213,13 @@ async fn run_until_stopped(gateway: Gateway) -> anyhow::Result<()> {
 /// SIGTERM and SIGINT.
 struct Signals(Option<(Signal, Signal)>);
 
+/// SIGHUP, caught from now on; only inside of a runtime.
+fn hangup() -> Option<Signal> {
+    signal(SignalKind::hangup()).ok()
+}
+
 impl Signals {
+    /// Caught from now on; only inside of a runtime.
     fn new() -> Self {
         // Without handlers the signals end the process at once, which is the next best thing.
         Self(signal(SignalKind::terminate()).ok().zip(signal(SignalKind::interrupt()).ok()))

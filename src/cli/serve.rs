@@ -4,7 +4,7 @@ use actix_rt::System;
 use tollgate::gateway::Gateway;
 use tollgate::identify::KeyTable;
 
-use super::{ConfigArgs, reload_at_hangup, run_until_stopped, start_logging};
+use super::{ConfigArgs, Signals, hangup, reload_at_hangup, run_until_stopped, start_logging};
 
 pub(super) fn run(config: &ConfigArgs) -> anyhow::Result<()> {
     let loaded = config.load()?;
@@ -17,11 +17,13 @@ pub(super) fn run(config: &ConfigArgs) -> anyhow::Result<()> {
     let reloads = gateway.reloads();
     let (public, admin) = (gateway.public_address()?, gateway.admin_address()?);
     let handed_over = gateway.is_handed_over();
-    tracing::info!(%public, %admin, handed_over, "listening");
     System::new().block_on(async {
+        // Whoever reads that it listens may send it a signal.
+        let (signals, hangup) = (Signals::new(), hangup());
+        tracing::info!(%public, %admin, handed_over, "listening");
         tokio::select! {
-            served = run_until_stopped(gateway) => served,
-            never = reload_at_hangup(reloads) => match never {},
+            served = run_until_stopped(gateway, signals) => served,
+            never = reload_at_hangup(reloads, hangup) => match never {},
         }
     })?;
     tracing::info!("stopped");

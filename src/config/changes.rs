@@ -34,6 +34,8 @@ fn of_server(started: &ServerSettings, wanted: &ServerSettings, keys: &mut Vec<&
         handed_over: _,
         max_body: _,
         max_connections,
+        max_in_flight,
+        max_memory,
         watch: _,
     } = wanted;
     note(keys, "server.listen", started.listen == *listen);
@@ -42,6 +44,8 @@ fn of_server(started: &ServerSettings, wanted: &ServerSettings, keys: &mut Vec<&
     note(keys, "server.drain", started.drain == *drain);
     note(keys, "server.reuse_port", started.reuse_port == *reuse_port);
     note(keys, "server.max_connections", started.max_connections == *max_connections);
+    note(keys, "server.max_in_flight", started.max_in_flight == *max_in_flight);
+    note(keys, "server.max_memory", started.max_memory == *max_memory);
 }
 
 fn of_admin(started: &AdminSettings, wanted: &AdminSettings, keys: &mut Vec<&'static str>) {
@@ -70,21 +74,24 @@ fn of_redis(started: &RedisSettings, wanted: &RedisSettings, keys: &mut Vec<&'st
 
 fn of_topology(started: &Topology, wanted: &Topology, keys: &mut Vec<&'static str>) {
     const NODES: &str = "store.redis.nodes";
+    const PASSWORD: &str = "store.redis.password";
     match (started, wanted) {
         (Topology::Standalone(started), Topology::Standalone(wanted)) => {
-            of_servers(&[started], &[wanted], "store.redis.url", keys);
+            of_servers(&[started], &[wanted], ["store.redis.url", PASSWORD], keys);
         }
         (Topology::Cluster(started), Topology::Cluster(wanted)) => {
-            of_servers(&all(started), &all(wanted), NODES, keys);
+            of_servers(&all(started), &all(wanted), [NODES, PASSWORD], keys);
         }
         (Topology::Sentinel(started), Topology::Sentinel(wanted)) => {
             let SentinelSettings { sentinels, master_name, login } = &**wanted;
-            of_servers(&all(&started.sentinels), &all(sentinels), NODES, keys);
+            let of_sentinels = [NODES, "store.redis.sentinel_password"];
+            of_servers(&all(&started.sentinels), &all(sentinels), of_sentinels, keys);
             note(keys, "store.redis.master_name", started.master_name == *master_name);
-            note(keys, "store.redis.password", same_login(&started.login, login));
+            note(keys, PASSWORD, same_login(&started.login, login));
         }
         (Topology::Standalone(_) | Topology::Cluster(_) | Topology::Sentinel(_), _) => {
-            keys.push("store.redis.mode");
+            let nodes = if matches!(wanted, Topology::Standalone(_)) { "store.redis.url" } else { NODES };
+            keys.extend(["store.redis.mode", nodes]);
         }
     }
 }
@@ -93,12 +100,17 @@ fn all(servers: &[Server]) -> Vec<&Server> {
     servers.iter().collect()
 }
 
-fn of_servers(started: &[&Server], wanted: &[&Server], key: &'static str, keys: &mut Vec<&'static str>) {
+fn of_servers(
+    started: &[&Server],
+    wanted: &[&Server],
+    [place, password]: [&'static str; 2],
+    keys: &mut Vec<&'static str>,
+) {
     let all_same = |same: fn(&Server, &Server) -> bool| {
         started.len() == wanted.len() && started.iter().zip(wanted).all(|(one, other)| same(one, other))
     };
-    note(keys, key, all_same(same_place));
-    note(keys, "store.redis.password", all_same(|one, other| same_login(&one.login, &other.login)));
+    note(keys, place, all_same(same_place));
+    note(keys, password, all_same(|one, other| same_login(&one.login, &other.login)));
     note(keys, "store.redis.tls_ca_file", all_same(|one, other| same_tls(&one.tls, &other.tls)));
 }
 

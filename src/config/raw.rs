@@ -16,13 +16,14 @@ use secrecy::SecretString;
 use super::mistakes::{Fault, Place};
 use super::reader::{Scalar, Table, Written};
 use super::settings::HeaderStyle;
-use super::units::{at_least_one, duration, duration_in, limit, size, whole_in};
+use super::units::{at_least_one, duration, duration_in, limit, size, size_from, whole_in};
 use super::words::{
     account, answer_header, choice, enforce, flag, hash, header, listen, local_share, log_filter, name,
     network, redis_url, secret, target, text, token,
 };
 use crate::inbound::METHODS;
 use crate::limit::{OnFailure, Unit};
+use crate::plan::Priority;
 
 type Field<T> = Option<Written<T>>;
 type List<T> = Option<Written<Vec<Written<T>>>>;
@@ -30,17 +31,26 @@ type List<T> = Option<Written<Vec<Written<T>>>>;
 /// The longest of all timeouts.
 const TIMEOUT_MAX: &str = "1d";
 
+/// The shortest time between two questions to a resolver.
+const RESOLVE_EVERY_MIN: &str = "500ms";
+
 /// The longest time that stopping may take.
 const DRAIN_MAX: &str = "1h";
 
 /// The longest time that the limiter may spend on one request.
 const BUDGET_MAX: &str = "10s";
 
-/// The most threads; more would be a slip of the finger.
-const WORKERS_MAX: u64 = 1_024;
+/// The most threads that the HTTP library can have; with more it panics.
+const WORKERS_MAX: u64 = 512;
 
 /// The most connections of one worker; a process has not more descriptors.
 const CONNECTIONS_MAX: u64 = 1_000_000;
+
+/// The most requests in flight: there is one at most on each connection.
+const IN_FLIGHT_MAX: u64 = 1_000_000_000;
+
+/// The least that the process may use: with less it would refuse everything from the start.
+const MEMORY_MIN: &str = "64MiB";
 
 /// The most callers in memory: below this, a process has not more memory.
 const CALLERS_MAX: u64 = 1_000_000_000;
@@ -106,6 +116,8 @@ pub(super) struct ServerSection {
     pub(super) reuse_port: Field<bool>,
     pub(super) max_body: Field<u64>,
     pub(super) max_connections: Field<u64>,
+    pub(super) max_in_flight: Field<u64>,
+    pub(super) max_memory: Field<u64>,
     pub(super) encoded_slashes: Field<bool>,
     pub(super) watch: Field<bool>,
 }
@@ -120,6 +132,8 @@ impl ServerSection {
             reuse_port: table.require("reuse_port", flag),
             max_body: table.require("max_body", size),
             max_connections: table.require("max_connections", whole_in(1, CONNECTIONS_MAX)),
+            max_in_flight: table.require("max_in_flight", whole_in(0, IN_FLIGHT_MAX)),
+            max_memory: table.get("max_memory", size_from(MEMORY_MIN)),
             encoded_slashes: table.require("encoded_slashes", flag),
             watch: table.require("watch", flag),
         };
@@ -356,6 +370,7 @@ impl LogSection {
 pub(super) struct PlanSection {
     pub(super) name: String,
     pub(super) on_failure: Field<OnFailure>,
+    pub(super) priority: Field<Priority>,
     pub(super) enforce: Field<Enforce>,
     pub(super) limits: Vec<LimitSection>,
     pub(super) per_key: Vec<LimitSection>,
@@ -374,9 +389,12 @@ pub(super) struct PlanRouteSection {
 
 impl PlanSection {
     fn read(name: String, mut table: Table<'_>) -> Self {
+        const PRIORITIES: &[(&str, Priority)] =
+            &[("low", Priority::Low), ("normal", Priority::Normal), ("high", Priority::High)];
         let section = Self {
             name,
             on_failure: table.get("on_failure", choice(ON_FAILURE, &[])),
+            priority: table.get("priority", choice(PRIORITIES, &[])),
             enforce: table.get("enforce", enforce),
             limits: read_limits(&mut table),
             per_key: read_further_limits(&mut table, "per_key"),
@@ -548,11 +566,13 @@ pub(super) struct UpstreamSection {
     pub(super) head_timeout: Field<Duration>,
     pub(super) idle_timeout: Field<Duration>,
     pub(super) pool_idle_timeout: Field<Duration>,
+    pub(super) resolve_every: Field<Duration>,
 }
 
 impl UpstreamSection {
     fn read(name: String, mut table: Table<'_>) -> Self {
         let timeout = duration_in("1ms", TIMEOUT_MAX);
+        let resolve_every = duration_in(RESOLVE_EVERY_MIN, TIMEOUT_MAX);
         table.require_present("targets", "for example targets = [\"http://127.0.0.1:9000\"]");
         let section = Self {
             name,
@@ -562,6 +582,7 @@ impl UpstreamSection {
             head_timeout: table.get_or("head_timeout", &timeout, Duration::from_secs(15)),
             idle_timeout: table.get_or("idle_timeout", &timeout, Duration::from_secs(30)),
             pool_idle_timeout: table.get_or("pool_idle_timeout", &timeout, Duration::from_secs(4)),
+            resolve_every: table.get_or("resolve_every", &resolve_every, Duration::from_secs(30)),
         };
         table.finish();
         section

@@ -1,6 +1,7 @@
 //! The settings of the process: everything that is not policy. Resolved and valid.
 
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use secrecy::SecretString;
@@ -45,8 +46,22 @@ pub struct ServerSettings {
     pub max_body: u64,
     /// Connections one worker holds open at most.
     pub max_connections: usize,
+    /// Requests that all workers together work on at once; `None`: see [`Self::most_in_flight`].
+    pub max_in_flight: Option<NonZeroUsize>,
+    /// Memory that the process may use, in bytes, before it refuses requests; `None`: as much as it gets.
+    pub max_memory: Option<u64>,
     /// Whether changed files are read by themselves.
     pub watch: bool,
+}
+
+impl ServerSettings {
+    /// Requests that all workers together work on at once: as written, or three quarters of their connections, so that there
+    /// is always a connection left on which to be refused.
+    #[must_use]
+    pub fn most_in_flight(&self) -> usize {
+        let connections = self.workers.saturating_mul(self.max_connections);
+        self.max_in_flight.map_or_else(|| (connections - connections / 4).max(1), NonZeroUsize::get)
+    }
 }
 
 /// `[admin]`

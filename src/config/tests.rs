@@ -326,6 +326,8 @@ fn the_built_in_defaults_are_those_of_the_documentation() {
     assert_eq!(settings.server.handed_over, None);
     assert_eq!(settings.server.max_body, 2 << 30);
     assert_eq!(settings.server.max_connections, 4_096);
+    assert_eq!(settings.server.most_in_flight(), settings.server.workers * 3_072);
+    assert_eq!(settings.server.max_memory, None);
     assert!(settings.server.watch);
     assert_eq!(settings.admin.listen.to_string(), "127.0.0.1:9090");
     assert!(settings.admin.token.is_none());
@@ -340,6 +342,7 @@ fn the_built_in_defaults_are_those_of_the_documentation() {
     assert_eq!(upstream.head_timeout, Duration::from_secs(15));
     assert_eq!(upstream.idle_timeout, Duration::from_secs(30));
     assert_eq!(upstream.pool_idle_timeout, Duration::from_secs(4));
+    assert_eq!(upstream.resolve_every, Duration::from_secs(30));
 
     assert!(policy.keys.is_empty(), "nobody's gateway knows the example keys");
     assert_eq!(policy.plans.len(), 1, "nobody's gateway has the example plans");
@@ -548,9 +551,13 @@ fn what_a_running_process_cannot_take_over_is_named() {
     let redis = "store.kind = \"redis\"\n";
     for (line, key) in [
         ("server.listen = \"127.0.0.1:8080\"", "server.listen"),
-        ("server.workers = 1023", "server.workers"),
+        ("server.workers = 511", "server.workers"),
         ("server.drain = \"11s\"", "server.drain"),
+        ("server.drain_delay = \"1s\"", "server.drain_delay"),
+        ("server.reuse_port = true", "server.reuse_port"),
         ("server.max_connections = 7", "server.max_connections"),
+        ("server.max_in_flight = 7", "server.max_in_flight"),
+        ("server.max_memory = \"1GiB\"", "server.max_memory"),
         ("admin.listen = \"127.0.0.1:9091\"", "admin.listen"),
         (redis, "store.kind"),
     ] {
@@ -561,6 +568,8 @@ fn what_a_running_process_cannot_take_over_is_named() {
         ("store.redis.url = \"redis://:other@127.0.0.1\"", ["store.redis.url"].as_slice()),
         ("store.redis.budget = \"21ms\"", &["store.redis.budget"]),
         ("store.redis.prefix = \"other\"", &["store.redis.prefix"]),
+        ("store.local_share = \"50%\"", &["store.local_share"]),
+        ("store.redis.password = \"other\"", &["store.redis.password"]),
         (
             "store.redis.mode = \"cluster\"\nstore.redis.nodes = [\"redis://127.0.0.2\"]",
             &["store.redis.mode", "store.redis.nodes"],

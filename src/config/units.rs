@@ -40,6 +40,17 @@ pub(super) fn size(value: Scalar<'_>) -> Result<u64, Fault> {
     }
 }
 
+/// A size of at least `least`, as it would be written.
+pub(super) fn size_from(least: &'static str) -> impl Fn(Scalar<'_>) -> Result<u64, Fault> {
+    move |value| {
+        let wanted = size(value)?;
+        if wanted >= size(Scalar::Text(least))? {
+            return Ok(wanted);
+        }
+        Err(Fault::new(format!("must be at least \"{least}\"")))
+    }
+}
+
 /// A whole number, zero included.
 pub(super) fn whole(value: Scalar<'_>) -> Result<u64, Fault> {
     let number = match value {

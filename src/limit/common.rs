@@ -118,6 +118,12 @@ impl Common {
         self.local.gateways()
     }
 
+    /// Callers whose use, while the store was away, is yet to be written back.
+    #[must_use]
+    pub fn debtors(&self) -> usize {
+        self.local.owing()
+    }
+
     /// What is kept for the time when the store cannot decide.
     pub(super) fn local(&self) -> &Local {
         &self.local

@@ -186,9 +186,14 @@ impl Local {
         table.debts.get_mut(caller)
     }
 
+    /// Callers that owe something.
+    pub(super) fn owing(&self) -> usize {
+        self.owing.load(Ordering::Relaxed)
+    }
+
     /// Whether anybody owes anything.
     pub(super) fn is_owed(&self) -> bool {
-        self.owing.load(Ordering::Relaxed) > 0
+        self.owing() > 0
     }
 
     /// Takes what this caller owes.

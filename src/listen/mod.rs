@@ -2,10 +2,11 @@
 //!
 //! [`socket`] has the listeners, bound or handed over. [`turns`] lets the requests of a connection in one by one, and [`drain`] ends
 //! connections. [`check`] says what a request's
-//! head may not contain. [`reply`] is the only place that chooses a status code for a refusal.
+//! head may not contain, and [`overload`] how many there may be at once. [`reply`] is the only place that chooses a status code for a refusal.
 
 pub mod check;
 pub mod drain;
+pub mod overload;
 pub mod reply;
 pub mod request_id;
 pub mod socket;

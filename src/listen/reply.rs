@@ -44,10 +44,14 @@ pub enum Rejection {
     },
     /// The store cannot answer, and the operator chose to refuse then.
     StoreAway,
+    /// The gateway has too much to do.
+    Overloaded,
     /// The backend gave no answer.
     Upstream(Failure),
     /// The request came to the proxy without a pass: the application is put together wrongly.
     Unchecked,
+    /// Working on the request has panicked.
+    Panicked,
 }
 
 const RATE_LIMIT: HeaderName = HeaderName::from_static("ratelimit");
@@ -59,8 +63,9 @@ const X_RESET: HeaderName = HeaderName::from_static("x-ratelimit-reset");
 const QUOTA_EXCEEDED: &str = "https://iana.org/assignments/http-problem-types#quota-exceeded";
 const REDUCED_CAPACITY: &str = "https://iana.org/assignments/http-problem-types#temporary-reduced-capacity";
 
-/// How long a client should wait while the store is away, in seconds: about as long as a store needs to come back.
-const STORE_AWAY_RETRY: u64 = 1;
+/// How long a client should wait while the store is away or the gateway has too much to do, in seconds: about as long as either
+/// needs to come back.
+const REDUCED_CAPACITY_RETRY: u64 = 1;
 
 /// The body of a refusal.
 #[derive(Serialize)]
@@ -116,8 +121,8 @@ impl Rejection {
             Self::Limited { retry_after: Some(seconds), .. } => {
                 response.insert_header((header::RETRY_AFTER, *seconds));
             }
-            Self::StoreAway => {
-                response.insert_header((header::RETRY_AFTER, STORE_AWAY_RETRY));
+            Self::StoreAway | Self::Overloaded => {
+                response.insert_header((header::RETRY_AFTER, REDUCED_CAPACITY_RETRY));
             }
             Self::Method(allow) => {
                 response.insert_header((header::ALLOW, allow.as_str()));
@@ -138,7 +143,7 @@ impl Rejection {
         let status = self.status();
         let (r#type, title) = match self {
             Self::Limited { .. } => (QUOTA_EXCEEDED, "Quota Exceeded"),
-            Self::StoreAway => (REDUCED_CAPACITY, "Temporary Reduced Capacity"),
+            Self::StoreAway | Self::Overloaded => (REDUCED_CAPACITY, "Temporary Reduced Capacity"),
             _ => ("about:blank", status.canonical_reason().unwrap_or("Error")),
         };
         let violated_policies = match self {
@@ -167,9 +172,9 @@ impl Rejection {
             Self::Identity(IdentifyError::Missing | IdentifyError::Unusable) => StatusCode::UNAUTHORIZED,
             Self::Excluded => StatusCode::FORBIDDEN,
             Self::Limited { .. } => StatusCode::TOO_MANY_REQUESTS,
-            Self::StoreAway => StatusCode::SERVICE_UNAVAILABLE,
+            Self::StoreAway | Self::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
             Self::Upstream(failure) => failure_status(failure),
-            Self::Unchecked => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::Unchecked | Self::Panicked => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
 
@@ -189,6 +194,8 @@ impl Rejection {
             Self::Limited { detail, .. } => detail.clone(),
             Self::StoreAway => "Requests cannot be counted at the moment. Retry in a second.".to_owned(),
             Self::Upstream(failure) => sentence(failure),
+            Self::Overloaded => "The gateway has too much to do at the moment. Retry in a second.".to_owned(),
+            Self::Panicked => "The gateway has failed to handle this request.".to_owned(),
             Self::Unchecked => "The gateway cannot forward this request.".to_owned(),
         }
     }
@@ -196,7 +203,7 @@ impl Rejection {
     /// Behind a request that was not understood, or not read to its end, nothing on the connection can be trusted.
     fn ends_the_connection(&self) -> bool {
         match self {
-            Self::Head(_) | Self::Path(_) => true,
+            Self::Head(_) | Self::Path(_) | Self::Panicked => true,
             Self::Upstream(failure) => failure.is_the_clients(),
             _ => false,
         }

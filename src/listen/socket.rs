@@ -124,6 +124,14 @@ fn migrates() -> bool {
     std::fs::read(MIGRATION).is_ok_and(|setting| setting.trim_ascii() == b"1")
 }
 
+/// Lets the process open so many descriptors, if the system allows it; how many it may open now.
+///
+/// # Errors
+/// When the system does not say.
+pub fn allow_descriptors(wanted: u64) -> io::Result<u64> {
+    rlimit::increase_nofile_limit(wanted)
+}
+
 /// The listeners that a process is started with: `LISTEN_FDS` and `LISTEN_PID`, as systemd passes them.
 pub struct HandedOver {
     sockets: ListenFd,

@@ -98,10 +98,16 @@ metrics! {
     store_breaker_trips: IntCounter "tollgate_store_breaker_trips_total" [];
     /// Gateways that count in the same Redis, as far as it was heard; 0 before, and without Redis.
     store_gateways: IntGauge "tollgate_store_gateways" [];
+    /// Callers whose use, while Redis was away, is yet to be written back to it.
+    store_debtors: IntGauge "tollgate_store_debtors" [];
     /// Failures of the store since the start, by kind: of questions to it, and of attempts to connect.
     store_errors: IntCounterVec "tollgate_store_errors_total" ["kind"];
     /// 1 if Redis may evict counters when its memory is full, as far as the gateway may ask.
     store_may_evict: IntGauge "tollgate_store_may_evict" [];
+    /// Requests that were refused because the gateway had too much to do, by what there was too much of.
+    shed: IntCounterVec "tollgate_shed_total" ["plan", "reason"];
+    /// Panics while a request was worked on: bugs. The request was answered with 500, or its answer cut short.
+    panics: IntCounter "tollgate_panics_total" [];
     /// Requests that are being worked on.
     in_flight: IntGauge "tollgate_requests_in_flight" [];
     /// Callers that the memory store holds.
@@ -184,6 +190,7 @@ struct Series {
     upstream_seconds: Option<Histogram>,
     store_seconds: Option<Histogram>,
     settlements: Option<IntCounter>,
+    shed: Option<IntCounter>,
 }
 
 impl Counter {
@@ -216,6 +223,7 @@ impl Counter {
             store[0],
             store[1],
             exchange.settlement.map_or("", SettlementKind::as_str),
+            exchange.shed.unwrap_or_default(),
         ];
         self.key.clear();
         self.key.extend_from_slice(&exchange.status.to_be_bytes());
@@ -250,6 +258,7 @@ impl Series {
             settlements: exchange
                 .settlement
                 .map(|kind| metrics.settlements.with_label_values(&[plan, route, kind.as_str()])),
+            shed: exchange.shed.map(|reason| metrics.shed.with_label_values(&[plan, reason])),
         }
     }
 
@@ -261,6 +270,9 @@ impl Series {
         }
         if let Some(settlements) = &self.settlements {
             settlements.inc();
+        }
+        if let Some(shed) = &self.shed {
+            shed.inc();
         }
         if let Some(overhead) = exchange.overhead {
             self.overhead_seconds.observe(overhead.as_secs_f64());

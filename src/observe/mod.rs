@@ -35,6 +35,8 @@ pub struct Exchange<'a> {
     pub limit: &'a str,
     /// Units that the request took from each limit; `None` when nobody counted.
     pub cost: Option<u64>,
+    /// What there was too much of, where the request was refused for that.
+    pub shed: Option<&'static str>,
     /// How the charge was put right behind the answer.
     pub settlement: Option<SettlementKind>,
     /// When it was decided, by the store's clock, in microseconds since 1970.
@@ -68,6 +70,8 @@ pub enum Outcome {
     Unidentified,
     /// The plan does not include the route.
     Excluded,
+    /// The gateway had too much to do.
+    Shed,
     /// All limits agreed.
     Allowed,
     /// All limits that are enforced agreed, and one in shadow would have refused.
@@ -87,6 +91,7 @@ impl Outcome {
             Self::Unmatched => "unmatched",
             Self::Unidentified => "unidentified",
             Self::Excluded => "excluded",
+            Self::Shed => "shed",
             Self::Allowed => "allowed",
             Self::WouldDeny => "would_deny",
             Self::Denied => "denied",
@@ -100,7 +105,7 @@ impl Outcome {
             Self::Allowed => Some("allowed"),
             Self::WouldDeny => Some("would_deny"),
             Self::Denied | Self::Undecided => Some("denied"),
-            Self::Refused | Self::Unmatched | Self::Unidentified | Self::Excluded => None,
+            Self::Refused | Self::Unmatched | Self::Unidentified | Self::Excluded | Self::Shed => None,
         }
     }
 }
@@ -198,6 +203,11 @@ impl Observer {
     /// A request has begun.
     pub fn begun(&self) {
         self.metrics.in_flight.inc();
+    }
+
+    /// Working on a request has panicked.
+    pub fn panicked(&self) {
+        self.metrics.panics.inc();
     }
 
     /// It has ended, in whatever way; `at` is the wall clock, for the log line.

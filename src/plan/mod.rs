@@ -5,5 +5,5 @@ mod policy;
 mod route;
 
 pub use cost::{Cost, FreeAnswers, Settled};
-pub use policy::{Offer, Plan, Policy, PolicyParts, Unbuildable};
+pub use policy::{Offer, Plan, Policy, PolicyParts, Priority, Unbuildable};
 pub use route::{Conflict, Methods, MethodsError, Missing, Pattern, PatternError, Route, RouteTable};

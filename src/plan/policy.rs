@@ -10,6 +10,18 @@ use crate::identify::{ClientAddresses, CredentialSource, Identity, KeyTable};
 use crate::inbound::{Inbound, PathRules};
 use crate::limit::{OnFailure, Rule, draw, headers};
 
+/// Whose requests are refused first when the gateway has too many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Priority {
+    /// First.
+    Low,
+    /// In between.
+    #[default]
+    Normal,
+    /// Last.
+    High,
+}
+
 /// A row of the tier table: what its callers may do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
@@ -21,6 +33,8 @@ pub struct Plan {
     pub routes: HashMap<Arc<str>, Vec<Rule>>,
     /// What to do when the store cannot answer; `None`: as the store says.
     pub on_failure: Option<OnFailure>,
+    /// Whether its callers are refused first when the gateway has too much to do.
+    pub priority: Priority,
 }
 
 /// What [`Policy::new`] is made of. The configuration has checked that all names exist.
@@ -55,6 +69,8 @@ pub struct Offer {
     pub pool: Box<str>,
     /// What to do when the store cannot answer.
     pub on_failure: OnFailure,
+    /// Whether such requests are refused first when the gateway has too much to do.
+    pub priority: Priority,
     /// The `RateLimit-Policy` field; `None` without limits, or where it depends on the caller.
     policy_field: Option<HeaderValue>,
 }
@@ -142,6 +158,7 @@ fn offer(plan: &Plan, route: &Arc<Route>, fallback: OnFailure) -> Option<Arc<Off
         pool: route.pool_id().into(),
         policy_field: policy_field(&rules, 0),
         on_failure: route.on_failure.or(plan.on_failure).unwrap_or(fallback),
+        priority: plan.priority,
         rules,
     }))
 }

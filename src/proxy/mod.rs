@@ -1,7 +1,8 @@
 //! On to the backend: one decided request goes out, one answer comes back, and both bodies flow as they come.
 //!
 //! * [`Upstreams`] holds the backends and one pool of connections per worker; [`Upstreams::forward`] sends a request.
-//!   [`Backends`] are those of all workers, which are renewed together when the configuration changes.
+//!   [`Backends`] are those of all workers, which are renewed together when the configuration changes, or when [`Names`]
+//!   sees that a host name has moved.
 //! * `headers` says which fields go on, in both directions. It is pure.
 //! * `body` carries bytes with back-pressure, idle limits and a size limit.
 //! * [`echo`] is the built-in backend of `tollgate demo`. It is no part of the proxy.
@@ -25,6 +26,7 @@ mod body;
 pub mod echo;
 mod forward;
 mod headers;
+mod names;
 mod upstream;
 
 #[cfg(test)]
@@ -32,4 +34,5 @@ mod tests;
 
 pub use body::AnswerFault;
 pub use forward::{Answer, Failure, Outgoing};
+pub use names::{Moves, Names};
 pub use upstream::{Backends, BuildError, UpstreamSettings, Upstreams};

@@ -10,6 +10,7 @@ use reqwest::redirect::Policy;
 use reqwest::{Client, Url};
 
 use super::Failure;
+use super::names::{Moves, names_of};
 
 /// Unused connections that one worker keeps to one target. More than that many at once are opened and closed as needed.
 const IDLE_CONNECTIONS_MAX: usize = 128;
@@ -31,6 +32,8 @@ pub struct UpstreamSettings {
     pub idle_timeout: Duration,
     /// How long an unused connection is kept. Below the idle time of common servers, which is 5 s.
     pub pool_idle_timeout: Duration,
+    /// How often the host names of its targets are looked up again.
+    pub resolve_every: Duration,
 }
 
 /// Why [`Upstreams::new`] failed.
@@ -71,13 +74,13 @@ impl Backends {
         (0..workers).map(|_| Upstreams::new(settings)).collect::<Result<_, _>>().map(Self)
     }
 
-    /// As `settings` say from now on. What did not change keeps its connections.
+    /// As `settings` say from now on, where names have moved so often. What did not change keeps its connections.
     ///
     /// # Errors
     ///
     /// As [`Upstreams::new`].
-    pub fn renewed(&self, settings: &[UpstreamSettings]) -> Result<Self, BuildError> {
-        self.0.iter().map(|upstreams| upstreams.renewed(settings)).collect::<Result<_, _>>().map(Self)
+    pub fn renewed(&self, settings: &[UpstreamSettings], moves: &Moves) -> Result<Self, BuildError> {
+        self.0.iter().map(|upstreams| upstreams.renewed(settings, moves)).collect::<Result<_, _>>().map(Self)
     }
 
     /// Those of one worker, counted from 0.
@@ -102,23 +105,25 @@ impl Upstreams {
     /// When an upstream has no target, a target is not a plain origin, or TLS cannot be set up.
     pub fn new(settings: &[UpstreamSettings]) -> Result<Self, BuildError> {
         install_crypto_provider();
-        Self::default().renewed(settings)
+        Self::default().renewed(settings, &Moves::new())
     }
 
     /// As `settings` say from now on. An upstream whose settings are the same stays what it is, with its connections; one
-    /// whose connections are treated as before keeps those. Requests in flight end on what they began with.
+    /// whose connections are treated as before keeps those; one with a name that has moved begins with none. Requests in
+    /// flight end on what they began with.
     ///
     /// # Errors
     ///
     /// As [`Self::new`].
-    pub fn renewed(&self, settings: &[UpstreamSettings]) -> Result<Self, BuildError> {
+    pub fn renewed(&self, settings: &[UpstreamSettings], moves: &Moves) -> Result<Self, BuildError> {
         let mut clients = Clients::default();
         let mut by_name = HashMap::with_capacity(settings.len());
         for one in settings {
-            let client = clients.client_for(one, &self.clients)?;
+            let kind = ClientKind::of(one, moves);
+            let client = clients.client_for(one, &kind, &self.clients)?;
             let upstream = match self.by_name.get(&one.name) {
-                Some(same) if same.settings == *one => Arc::clone(same),
-                _ => Arc::new(Upstream::new(one, client)?),
+                Some(same) if same.settings == *one && same.kind == kind => Arc::clone(same),
+                _ => Arc::new(Upstream::new(one, kind, client)?),
             };
             by_name.insert(Arc::clone(&one.name), upstream);
         }
@@ -136,12 +141,13 @@ impl Upstreams {
 pub(super) struct Upstream {
     pub(super) client: Client,
     pub(super) settings: UpstreamSettings,
+    kind: ClientKind,
     targets: Vec<Target>,
     turn: AtomicUsize,
 }
 
 impl Upstream {
-    fn new(settings: &UpstreamSettings, client: Client) -> Result<Self, BuildError> {
+    fn new(settings: &UpstreamSettings, kind: ClientKind, client: Client) -> Result<Self, BuildError> {
         if settings.targets.is_empty() {
             return Err(BuildError::NoTarget(Arc::clone(&settings.name)));
         }
@@ -154,6 +160,7 @@ impl Upstream {
         Ok(Self {
             client,
             settings: settings.clone(),
+            kind,
             targets: targets.collect::<Result<_, _>>()?,
             turn: AtomicUsize::new(0),
         })
@@ -226,21 +233,35 @@ struct Clients {
     made: Vec<(ClientKind, Client)>,
 }
 
-#[derive(Debug, PartialEq, Eq, Clone, Copy)]
+#[derive(Debug, PartialEq, Eq, Clone)]
 struct ClientKind {
     connect_timeout: Duration,
     pool_idle_timeout: Duration,
     tls: bool,
+    /// The names that have moved, and how often: connections from before belong to another client.
+    moves: Moves,
+}
+
+impl ClientKind {
+    fn of(settings: &UpstreamSettings, moves: &Moves) -> Self {
+        let moved = names_of(settings).filter_map(|name| moves.get_key_value(name));
+        Self {
+            connect_timeout: settings.connect_timeout,
+            pool_idle_timeout: settings.pool_idle_timeout,
+            tls: settings.targets.iter().any(|target| target.scheme() == "https"),
+            moves: moved.map(|(name, count)| (Arc::clone(name), *count)).collect(),
+        }
+    }
 }
 
 impl Clients {
     /// The client of an upstream: one that is here already, else one of `before`, else a new one.
-    fn client_for(&mut self, settings: &UpstreamSettings, before: &Self) -> Result<Client, BuildError> {
-        let kind = ClientKind {
-            connect_timeout: settings.connect_timeout,
-            pool_idle_timeout: settings.pool_idle_timeout,
-            tls: settings.targets.iter().any(|target| target.scheme() == "https"),
-        };
+    fn client_for(
+        &mut self,
+        settings: &UpstreamSettings,
+        kind: &ClientKind,
+        before: &Self,
+    ) -> Result<Client, BuildError> {
         if let Some(client) = self.of(kind) {
             return Ok(client.clone());
         }
@@ -249,19 +270,19 @@ impl Clients {
             None => build_client(kind)
                 .map_err(|source| BuildError::Client { upstream: Arc::clone(&settings.name), source })?,
         };
-        self.made.push((kind, client.clone()));
+        self.made.push((kind.clone(), client.clone()));
         Ok(client)
     }
 
-    fn of(&self, kind: ClientKind) -> Option<&Client> {
-        self.made.iter().find(|(made, _)| *made == kind).map(|(_, client)| client)
+    fn of(&self, kind: &ClientKind) -> Option<&Client> {
+        self.made.iter().find(|(made, _)| made == kind).map(|(_, client)| client)
     }
 }
 
 /// A client that sends what it is given and returns what comes back.
 ///
 /// There is no total timeout: a download may take hours. `forward` limits the wait for the head, `body` the pauses.
-fn build_client(kind: ClientKind) -> reqwest::Result<Client> {
+fn build_client(kind: &ClientKind) -> reqwest::Result<Client> {
     let builder = Client::builder()
         .no_proxy()
         .redirect(Policy::none())
@@ -381,6 +402,7 @@ mod tests {
             head_timeout: Duration::from_secs(1),
             idle_timeout: Duration::from_secs(1),
             pool_idle_timeout: Duration::from_secs(1),
+            resolve_every: Duration::from_secs(30),
         };
         let upstreams = Upstreams::new(&[settings]).unwrap();
         let upstream = upstreams.get("api").unwrap();

@@ -107,13 +107,9 @@ fn what_was_used_while_redis_was_away_is_written_back() {
         assert_eq!(left, [74, 174, 24], "10 by Redis, 15 alone, and this one");
         assert_eq!(gateways[0].logged(&answer)["source"], "store");
     }
-    let used_by_the_third = || {
-        let key = redis.keys().into_iter().find(|key| key.contains("k_2}:plan:day"))?;
-        // The value of a quota holds the units that were used.
-        Some(redis.cmd(&["GET", &key]))
-    };
-    let before = used_by_the_third();
-    eventually("the third to be written back", BACK_WITHIN, || (used_by_the_third() != before).then_some(()));
+    eventually("the third to be written back", BACK_WITHIN, || {
+        (shown(&gateways[0], "tollgate_store_debtors", &[]) == "0").then_some(())
+    });
     assert_eq!(gateways[0].get("/x").key("k-2").send().expect(200).remaining("window"), 74);
     assert_eq!(shown(&gateways[0], "tollgate_store_messages_lost_total", &[]), "0");
 }
@@ -138,6 +134,11 @@ fn the_worst_case_is_what_was_used_and_one_part_for_each_gateway() {
         eventually("Redis to decide", BACK_WITHIN, || {
             let answer = gateway.get("/x").key("k-19").send();
             (gateway.logged(&answer)["source"] == "store").then_some(())
+        });
+    }
+    for gateway in &gateways {
+        eventually("what was used to be written back", BACK_WITHIN, || {
+            (shown(gateway, "tollgate_store_debtors", &[]) == "0").then_some(())
         });
     }
     // What was used meanwhile still counts.

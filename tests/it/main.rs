@@ -20,6 +20,7 @@
 //! | `alone` | Redis away: parts of limits, what is gone on from, what is written back |
 //! | `stopping` | the end of a gateway: what is in flight, what clients are told, signals and exit codes |
 //! | `restarting` | sockets that are handed over or shared: nobody is refused or reset |
+//! | `overload` | more requests, bodies or connections than there is room for |
 //! | `outage` | Redis absent, refusing, frozen |
 //! | `reload` | a configuration that changes while the gateway runs |
 //! | `faults` | each fault of Redis and of the way to it, with the figure that is promised under it |
@@ -62,6 +63,7 @@ mod memory;
 mod mistakes;
 mod observing;
 mod outage;
+mod overload;
 mod paths;
 mod proxying;
 mod redis;

@@ -2,7 +2,9 @@
 
 use std::fs;
 use std::io::Write as _;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -502,7 +504,8 @@ fn reloads_at_the_same_time_are_one_after_the_other() {
     let changing = Changing::start(&limited(&backend, 1_000));
     let gateway = &changing.gateway;
     for limit in 1_001..1_006 {
-        fs::write(&changing.file, limited(&backend, limit).text()).unwrap();
+        // Whole: a signal of the round before may come late, and be followed at once.
+        move_over(&changing.file, &limited(&backend, limit).text());
         let results: Vec<String> = thread::scope(|scope| {
             let asking: Vec<_> = (0..8)
                 .map(|_| {
@@ -672,6 +675,49 @@ fn an_answer_under_way_is_finished_by_what_it_began_with() {
         slow.join().unwrap()
     });
     assert_eq!(slow.expect(200).text(), "fourmore");
+}
+
+/// A gateway with an `/etc/hosts` of its own, which the test writes.
+fn with_hosts(config: &Config, hosts: &Path) -> Gateway {
+    let file = hosts.with_file_name("tollgate.toml");
+    fs::write(&file, config.text()).unwrap();
+    // In a mount namespace of its own, so that the machine keeps its file.
+    Gateway::start_by(Command::new("unshare").args(["--mount", "sh", "-c"]).arg(format!(
+        "mount --bind {} /etc/hosts && exec {} serve -c {}",
+        hosts.display(),
+        env!("CARGO_BIN_EXE_tollgate"),
+        file.display()
+    )))
+}
+
+#[test]
+fn a_backend_that_has_moved_is_followed() {
+    // F28: a pooled connection is never closed under steady traffic, and so the old address is called for ever.
+    let listener = |address: &str, port: u16| TcpListener::bind((address, port)).unwrap();
+    let old = listener("127.0.0.2", 0);
+    let port = old.local_addr().unwrap().port();
+    let old = Backend::on(old, |_| response("200 OK", &[], b"old"));
+    let new = Backend::on(listener("127.0.0.3", port), |_| response("200 OK", &[], b"new"));
+    let directory = tempfile::tempdir().unwrap();
+    let hosts = directory.path().join("hosts");
+    fs::write(&hosts, "127.0.0.2 api.moving.test\n").unwrap();
+    let upstream = format!(
+        "[upstreams.api]\nresolve_every = \"500ms\"\npool_idle_timeout = \"1m\"\ntargets = [\"http://api.moving.test:{port}\"]"
+    );
+    let config = Config::default().server("workers = 1").table(&upstream).route("rest", "/*", "");
+    let gateway = with_hosts(&config.plan("open", "").anonymous("open"), &hosts);
+    let request = Request::get("/x");
+    let (samples, ()) = under_load(gateway.address(), 4, Duration::from_millis(20), &request, || {
+        eventually("the first calls", PATIENCE, || (old.count() > 100).then_some(()));
+        assert_eq!(new.count(), 0);
+        fs::write(&hosts, "127.0.0.3 api.moving.test\n").unwrap();
+        eventually("calls at the new address", PATIENCE, || (new.count() > 0).then_some(()));
+        let left = old.count();
+        eventually("more calls", PATIENCE, || (new.count() > 100).then_some(()));
+        // Those that were on their way when it moved.
+        assert!(old.count() - left <= 4, "{} calls at the old address", old.count() - left);
+    });
+    only(&samples, &[200]);
 }
 
 #[test]

@@ -68,14 +68,15 @@ fn gateways_that_share_a_port_follow_each_other_without_a_loss() {
     let start = || Gateway::start_behind("", &config, &environment);
     let mut old = start();
     assert_eq!(first.stop(), 0);
-    let (calls, ()) =
-        while_they_come_and_go(&[address], CLIENTS, PAUSE, &Request::get("/x").key("k"), || {
-            for _ in 0..5 {
-                let new = start();
-                thread::sleep(Duration::from_millis(100));
-                assert_eq!(std::mem::replace(&mut old, new).stop(), 0);
-            }
-        });
+    // A new connection for each call, as fast as they can: then there is somebody at the door whenever it closes.
+    let request = Request::get("/x").key("k").header("Connection", "close");
+    let (calls, ()) = while_they_come_and_go(&[address], 16, Duration::ZERO, &request, || {
+        for _ in 0..10 {
+            let new = start();
+            thread::sleep(Duration::from_millis(100));
+            assert_eq!(std::mem::replace(&mut old, new).stop(), 0);
+        }
+    });
     all_answered(&calls);
 }
 

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::support::{Backend, Certificates, Config, Gateway, Redis, Watched, eventually};
+use crate::support::{Backend, Certificates, Cluster, Config, Gateway, Redis, Watched, eventually};
 
 /// How long anything may take that is not measured.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -269,6 +269,59 @@ fn a_demoted_primary_is_left_as_the_sentinels_say() {
     decides(&gateway);
 }
 
+#[test]
+fn sentinels_get_their_own_password_and_never_that_of_redis() {
+    // One password for everything: Sentinels without one refused the login, and those of another team were shown it.
+    let backend = Backend::ok();
+    let mut watched = Watched::start();
+    let primary = watched.primary().unwrap();
+    let redis = watched.server(primary);
+    redis.cmd(&["ACL", "SETUSER", "gateway", "on", ">of-redis", "~*", "+@all"]);
+    let of_redis = "username = \"gateway\"\npassword = \"of-redis\"";
+    let tables = format!("{}\n{of_redis}", watched.tables("deny", "100ms"));
+    let first = start(&backend, &tables);
+    decides(&first);
+
+    watched.lock_sentinels("of-sentinels");
+    fails_with(&start(&backend, &tables), "noauth");
+    let second = start(&backend, &format!("{tables}\nsentinel_password = \"of-sentinels\""));
+    decides(&second);
+}
+
+#[test]
+fn every_node_of_a_cluster_gets_the_login() {
+    // The nodes that others name were asked without the user that the first one was asked with.
+    let backend = Backend::ok();
+    let cluster = Cluster::start();
+    let secrets = tempfile::tempdir().unwrap();
+    let file = secrets.path().join("password");
+    std::fs::write(&file, "canary").unwrap();
+    for node in cluster.primaries() {
+        node.cmd(&["ACL", "SETUSER", "gateway", "on", ">canary", "~*", "+@all"]);
+        node.lock();
+    }
+    let login = format!("username = \"gateway\"\npassword_file = {file:?}");
+    let config = Config::open(&backend)
+        .plan("p", r#"{ name = "window", limit = 5, per = "10m" }"#)
+        .key_series("k", 30, "p")
+        .table(&format!("{}\n{login}", cluster.tables("deny", "200ms")));
+    let gateway = Gateway::start(&config);
+    for number in 0..30 {
+        eventually("the store to decide", LIMIT, || {
+            let answer = gateway.get("/x").key(&format!("k-{number}")).send();
+            (answer.status == 200).then_some(())
+        });
+    }
+    for node in cluster.primaries() {
+        assert!(!node.keys().is_empty());
+    }
+}
+
+/// Whether it is Redis 6.
+fn is_6(redis: &Redis) -> bool {
+    redis.info("server", "redis_version").expect("every server has one").starts_with("6.")
+}
+
 /// One thing that may be wrong with a server: its kind, how it comes and how it goes.
 struct Trouble {
     kind: &'static str,
@@ -337,6 +390,10 @@ fn every_error_of_redis_goes_on_by_policy_and_is_told() {
     let backend = Backend::ok();
     for Trouble { kind, begin, end } in troubles {
         let redis = Redis::start();
+        if kind == "noreplicas" && is_6(&redis) {
+            // It does not count its replicas for a script.
+            continue;
+        }
         let gateway = start(&backend, &redis.tables("deny", "100ms"));
         decides(&gateway);
         assert!(failures(&gateway, kind) < 1.0, "{kind}");
@@ -395,6 +452,10 @@ fn a_server_that_reads_its_data_is_not_asked_to_decide() {
     // F17: a Redis that has just restarted accepts connections, and answers LOADING.
     let backend = Backend::ok();
     let mut redis = Redis::start();
+    if is_6(&redis) {
+        // It answers nobody in between when its data are so few, and has no setting for that.
+        return;
+    }
     let gateway = start(&backend, &redis.tables("deny", "100ms"));
     decides(&gateway);
     for key in 0..300 {

@@ -8,7 +8,7 @@ use crate::config::raw::{
 };
 use crate::limit::algorithm::{Algorithm, Concurrency, Quota, SlidingWindow, TokenBucket, Unusable};
 use crate::limit::{Calendar, Rule, Scope};
-use crate::plan::Plan;
+use crate::plan::{Plan, Priority};
 
 pub(super) fn resolve(raw: &Raw, context: &Context<'_>) -> Vec<Plan> {
     raw.plans.iter().map(|section| plan(section, raw, context)).collect()
@@ -33,6 +33,7 @@ fn plan(section: &PlanSection, raw: &Raw, context: &Context<'_>) -> Plan {
         limits: limits.chain(per_key).chain(candidates).collect(),
         routes: routes.collect(),
         on_failure: section.on_failure.as_ref().map(|written| written.value),
+        priority: section.priority.as_ref().map_or(Priority::Normal, |written| written.value),
     }
 }
 

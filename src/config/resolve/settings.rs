@@ -47,15 +47,19 @@ fn check_listeners(raw: &Raw, context: &Context<'_>) {
 
 fn server(section: &ServerSection, context: &Context<'_>) -> Option<ServerSettings> {
     let workers = usize::try_from(section.workers.as_ref()?.value).ok()?;
+    let workers = NonZeroUsize::new(workers).map_or_else(processors, NonZeroUsize::get);
+    let max_in_flight = usize::try_from(section.max_in_flight.as_ref()?.value).ok()?;
     Some(ServerSettings {
         listen: section.listen.as_ref()?.value,
-        workers: NonZeroUsize::new(workers).map_or_else(processors, NonZeroUsize::get),
+        workers,
         drain_delay: section.drain_delay.as_ref()?.value,
         drain: section.drain.as_ref()?.value,
         reuse_port: section.reuse_port.as_ref()?.value,
         handed_over: context.handed_over.clone(),
         max_body: section.max_body.as_ref()?.value,
         max_connections: usize::try_from(section.max_connections.as_ref()?.value).ok()?,
+        max_in_flight: NonZeroUsize::new(max_in_flight),
+        max_memory: section.max_memory.as_ref().map(|written| written.value),
         watch: section.watch.as_ref()?.value,
     })
 }
@@ -134,5 +138,6 @@ fn upstream(section: &UpstreamSection, context: &Context<'_>) -> Option<Upstream
         head_timeout: section.head_timeout.as_ref()?.value,
         idle_timeout: section.idle_timeout.as_ref()?.value,
         pool_idle_timeout: section.pool_idle_timeout.as_ref()?.value,
+        resolve_every: section.resolve_every.as_ref()?.value,
     })
 }

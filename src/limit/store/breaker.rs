@@ -30,10 +30,10 @@ const PAUSE_MAX: Duration = Duration::from_millis(250);
 const PAUSE_ANSWERED: Duration = Duration::from_millis(20);
 
 /// So many probes in a row must be answered before the first callers return; the first number, unless the store has failed
-/// again on its last returns, once or more often. Probes then come at [`PAUSE_MIN`]: 10 s and a minute.
+/// again on its last returns, once or more often. Probes then come at [`PAUSE_MIN`]: 5 s and a minute.
 ///
 /// A store may answer every probe and fail under the load of the callers. Without this the breaker would flap.
-const ANSWERS: [u32; 3] = [3, 100, 600];
+const ANSWERS: [u32; 3] = [3, 50, 600];
 
 /// It failed on its return if it trips on the way, or before it has been healthy for so long.
 const TRIAL: Duration = Duration::from_secs(2);
@@ -428,9 +428,9 @@ mod tests {
         }
         bench.calls(3, false);
         assert_eq!(bench.phase(), Phase::Tripped);
-        bench.probe_for(5_000, true);
-        assert_eq!(bench.phase(), Phase::Tripped, "it needs 100 answers now");
-        bench.probe_for(10_000, true);
+        bench.probe_for(4_000, true);
+        assert_eq!(bench.phase(), Phase::Tripped, "it needs 50 answers now");
+        bench.probe_for(3_000, true);
         assert_eq!(bench.phase(), Phase::Healthy);
         bench.pass(61_000);
         bench.calls(5, false);

@@ -42,6 +42,7 @@ impl Setup {
                 head_timeout: Duration::from_secs(5),
                 idle_timeout: Duration::from_secs(5),
                 pool_idle_timeout: Duration::from_secs(4),
+                resolve_every: Duration::from_secs(30),
             },
             max_body: u64::MAX,
             peer_is_trusted: false,

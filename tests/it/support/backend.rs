@@ -88,7 +88,24 @@ impl Backend {
     pub(crate) fn with(
         handler: impl Fn(&Received, &mut TcpStream) -> io::Result<After> + Send + Sync + 'static,
     ) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Self::listening(TcpListener::bind("127.0.0.1:0").unwrap(), handler)
+    }
+
+    /// Answers on this socket with the bytes that `answer` makes.
+    pub(crate) fn on(
+        listener: TcpListener,
+        answer: impl Fn(&Received) -> Vec<u8> + Send + Sync + 'static,
+    ) -> Self {
+        Self::listening(listener, move |request, stream| {
+            stream.write_all(&answer(request))?;
+            Ok(After::Keep)
+        })
+    }
+
+    fn listening(
+        listener: TcpListener,
+        handler: impl Fn(&Received, &mut TcpStream) -> io::Result<After> + Send + Sync + 'static,
+    ) -> Self {
         let address = listener.local_addr().unwrap();
         let log = Arc::new(Log::default());
         let handler: Arc<Handler> = Arc::new(handler);

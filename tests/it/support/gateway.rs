@@ -94,7 +94,13 @@ impl Gateway {
         for source in sources {
             command.arg("-c").arg(source);
         }
-        Self::launch(&mut command, tempfile::tempdir().unwrap(), |process| {
+        Self::start_by(&mut command)
+    }
+
+    /// Starts it by a command of the test's own, which becomes the gateway.
+    #[track_caller]
+    pub(crate) fn start_by(command: &mut Command) -> Self {
+        Self::launch(command, tempfile::tempdir().unwrap(), |process| {
             process.stderr.all().iter().find_map(|line| listening(line))
         })
     }
@@ -313,6 +319,21 @@ impl Gateway {
     pub(crate) fn stop(mut self) -> i32 {
         self.signal("TERM");
         self.wait(START_LIMIT)
+    }
+
+    /// Its process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// How long it has kept a processor busy.
+    pub(crate) fn cpu_time(&self) -> Duration {
+        let stat =
+            std::fs::read_to_string(format!("/proc/{}/stat", self.id())).expect("the gateway is alive");
+        // Behind the name, which is in brackets, user and system time are the 12th and 13th field, in hundredths.
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+        let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
+        Duration::from_millis(10 * ticks)
     }
 
     /// Waits until it ends and gives back its exit code.

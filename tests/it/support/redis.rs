@@ -330,7 +330,7 @@ impl Redis {
         self.cmd(&["CLUSTER", "MYID"]).text()
     }
 
-    /// All keys, sorted.
+    /// All keys of counters, sorted: without those by which gateways are counted and the server is probed.
     #[track_caller]
     pub(crate) fn keys(&self) -> Vec<String> {
         let Reply::Many(replies) = self.cmd(&["KEYS", "*"]) else {
@@ -342,6 +342,7 @@ impl Redis {
                 Reply::Bytes(Some(bytes)) => String::from_utf8(bytes).expect("a key is text"),
                 other => panic!("KEYS listed {other:?}"),
             })
+            .filter(|key| !key.contains(":{gateways}:") && !key.contains(":{probe"))
             .collect();
         keys.sort();
         keys
@@ -704,6 +705,15 @@ impl Watched {
             let reply = ask(self.sentinels[0].port, &["SENTINEL", "FAILOVER", MASTER_NAME]).unwrap();
             (reply == Reply::Simple("OK".to_owned())).then_some(())
         });
+    }
+
+    /// Has every Sentinel ask for this password.
+    #[track_caller]
+    pub(crate) fn lock_sentinels(&self, password: &str) {
+        for sentinel in &self.sentinels {
+            let words = ["ACL", "SETUSER", "default", "resetpass", &format!(">{password}")];
+            assert_eq!(ask(sentinel.port, &words).unwrap(), Reply::Simple("OK".to_owned()));
+        }
     }
 
     /// Freezes one of the Sentinels.

@@ -89,6 +89,10 @@ impl Opener {
             Ok(Ok(answer)) if says_replica(&answer) => {
                 Err(self.failure(FailureKind::ReadOnly, "it is a replica"))
             }
+            Ok(Err(error)) if errors::is_beyond_repair(&error) => {
+                let (kind, reason) = errors::reason(&error);
+                Err(self.failure(kind, reason))
+            }
             // One that does not say, since the user may not ask, is taken for a primary.
             Ok(_) => Ok(link),
             Err(_) => Err(self.failure(FailureKind::Timeout, "no answer in time")),
