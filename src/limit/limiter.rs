@@ -1,26 +1,20 @@
 //! One verb, `admit`: the store decides, and when it cannot, `on_failure` does.
 
-use std::cell::{Cell, OnceCell};
+use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};
-use std::num::NonZeroU64;
-use std::rc::{Rc, Weak};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use futures_util::future::join_all;
 use smallvec::SmallVec;
-use tokio::task::JoinHandle;
-
-use super::algorithm::Share;
 
 use super::calendar::Anchor;
 use super::common::Common;
 use super::decision::{Decision, Source};
-use super::local::Debt;
+use super::remote::Remote;
 use super::rule::{OnFailure, Rule, Scope};
 use super::store::{
-    Charge, MemorySlots, MemoryStore, OpenError, Place, RedisSlot, RedisStore, Settlement, Store, StoreError,
-    StoreKind, nothing,
+    Charge, MemorySlots, MemoryStore, OpenError, Place, RedisSlot, Settlement, Store, StoreError, StoreKind,
+    nothing,
 };
 use crate::clock::{self, Micros};
 
@@ -31,17 +25,6 @@ pub struct Limiter {
     memory: Arc<MemoryStore>,
     redis: Option<Remote>,
     leases: LeaseIds,
-}
-
-/// Redis, and what is needed while it cannot decide.
-#[derive(Debug)]
-struct Remote {
-    store: Rc<RedisStore>,
-    common: Arc<Common>,
-    /// What this gateway counts by itself; `None`: an equal part for each that lives.
-    share: Option<Share>,
-    /// What writes back the use of callers that do not come by themselves; `None` before the worker is connected.
-    paying: OnceCell<JoinHandle<()>>,
 }
 
 /// Makes the ids of leases: a random beginning and a count, so that no two of a fleet are alike.
@@ -147,12 +130,7 @@ impl Limiter {
     pub fn new(kind: &StoreKind, memory: Arc<MemoryStore>, common: Arc<Common>) -> Result<Self, OpenError> {
         let redis = match kind {
             StoreKind::Memory => None,
-            StoreKind::Redis(settings) => Some(Remote {
-                store: Rc::new(RedisStore::new(settings, Arc::clone(&common))?),
-                common,
-                share: settings.local_share,
-                paying: OnceCell::new(),
-            }),
+            StoreKind::Redis(settings) => Some(Remote::new(settings, common)?),
         };
         Ok(Self { memory, redis, leases: LeaseIds::new() })
     }
@@ -160,11 +138,7 @@ impl Limiter {
     /// Begins to connect to the store, if it is one that must be connected to. Only inside of a worker's runtime.
     pub fn connect(&self) {
         if let Some(redis) = &self.redis {
-            redis.store.connect();
-            redis.paying.get_or_init(|| {
-                let (store, common) = (Rc::downgrade(&redis.store), Arc::clone(&redis.common));
-                tokio::task::spawn_local(keep_paying(store, common, Arc::clone(&self.memory)))
-            });
+            redis.connect(&self.memory);
         }
     }
 
@@ -286,133 +260,6 @@ impl Limiter {
     }
 }
 
-impl Remote {
-    fn share(&self) -> Share {
-        self.share.unwrap_or_else(|| self.common.local().equal_share())
-    }
-
-    /// The parts of the limits that this gateway counts by itself.
-    fn parts(&self, charge: Charge<'_>) -> SmallVec<[Rule; 4]> {
-        let share = self.share();
-        charge.rules.iter().map(|rule| rule.shared(share, charge.cost)).collect()
-    }
-
-    /// Decides in this process, on its part of the limits, going on from what the store has last said.
-    fn decide_alone(
-        &self,
-        charge: Charge<'_>,
-        memory: &Arc<MemoryStore>,
-    ) -> (Decision, Place, Option<MemorySlots>) {
-        let (local, parts, share) = (self.common.local(), self.parts(charge), self.share());
-        let seed = |at: usize, now, is_kept| {
-            local.seed(charge, &charge.rules[at], &parts[at].algorithm, share, now, is_kept)
-        };
-        let (decision, place, slots) = memory.admit(Charge { rules: &parts, ..charge }, seed);
-        if decision.allowed {
-            local.owe(charge, &parts, decision.charged(), charge.cost.get(), decision.at);
-        }
-        (decision, place, slots)
-    }
-
-    /// Settles a charge that was made in this process.
-    fn settle_alone(&self, settlement: Settlement<'_>, place: Place, memory: &MemoryStore) {
-        let charge = settlement.charge;
-        let parts = self.parts(charge);
-        memory.settle(Settlement { charge: Charge { rules: &parts, ..charge }, ..settlement }, place);
-        let charged = settlement.charged.iter().copied();
-        let missing = settlement.spent.saturating_sub(charge.cost.get());
-        let back = charge.cost.get().saturating_sub(settlement.spent);
-        if missing > 0 {
-            self.common.local().owe(charge, &parts, charged, missing, memory.now());
-        } else if back > 0 {
-            self.common.local().owe_less(charge, charged, back);
-        }
-    }
-
-    /// Writes back what the caller has used while the store was away, before the store decides for it again.
-    async fn collect(&self, charge: Charge<'_>, memory: &MemoryStore) {
-        let local = self.common.local();
-        if !local.is_owed() || !self.store.admits(charge.caller) {
-            return;
-        }
-        if let Some(debt) = local.take(charge.caller) {
-            pay(&self.store, &self.common, memory, charge.caller, debt, charge.deadline).await;
-        }
-    }
-}
-
-impl Drop for Remote {
-    fn drop(&mut self) {
-        self.paying.get().into_iter().for_each(JoinHandle::abort);
-    }
-}
-
-/// How often it is looked whether callers have used something that can be written back.
-const PAY_EVERY: Duration = Duration::from_secs(1);
-
-/// Callers whose use is written back at the same time.
-const PAYING_MAX: usize = 64;
-
-/// Writes back the use of callers that do not come by themselves, for as long as the store is there.
-async fn keep_paying(store: Weak<RedisStore>, common: Arc<Common>, memory: Arc<MemoryStore>) {
-    loop {
-        tokio::time::sleep(PAY_EVERY).await;
-        loop {
-            let Some(store) = store.upgrade() else { return };
-            if !common.local().is_owed() {
-                break;
-            }
-            let debtors = common.local().debtors(PAYING_MAX, |caller| store.admits(caller));
-            if debtors.is_empty() {
-                break;
-            }
-            let debts = debtors.iter().filter_map(|caller| Some((caller, common.local().take(caller)?)));
-            join_all(debts.map(|(caller, debt)| pay(&store, &common, &memory, caller, debt, None))).await;
-        }
-    }
-}
-
-/// Writes back what a caller has used, as far as it still counts; then this process keeps nothing of it.
-///
-/// What was surely not sent is owed on. What may have been, and is not answered in time, is not sent again: a caller pays once
-/// at most.
-async fn pay(
-    store: &RedisStore,
-    common: &Common,
-    memory: &MemoryStore,
-    caller: &str,
-    debt: Debt,
-    deadline: Option<Instant>,
-) {
-    join_all(debt.0.into_iter().map(|owed| async move {
-        let key = owed.rule.key(&owed.api_key).into_owned();
-        let now = memory.now();
-        let counting = owed.counting(memory.kept(caller, &key), now);
-        let standing = owed.counted.standing(counting, owed.rule.period_of(now, owed.anchor), now);
-        let counts = owed.counted.capacity().get().saturating_sub(standing.remaining);
-        // What the store knew of is older than what was used since, and so gone first: all of the rest is new.
-        let units = owed.units.min(counts);
-        if units == 0 {
-            return;
-        }
-        let charge = Charge {
-            api_key: &owed.api_key,
-            anchor: owed.anchor,
-            ..Charge::new(caller, "", std::slice::from_ref(&owed.rule), NonZeroU64::MIN)
-        };
-        let settlement = Settlement { charge, charged: &[true], at: 0, spent: units.saturating_add(1) };
-        match store.settle_now(settlement, deadline).await {
-            Ok(()) => {
-                common.local().note_written_back(caller, &owed, standing, now);
-                memory.forget(caller, &key);
-            }
-            Err(StoreError::Tripped | StoreError::Disconnected) => common.local().owe_again(caller, owed),
-            Err(_) => common.count_lost(),
-        }
-    }))
-    .await;
-}
-
 /// A charge that is given back unless somebody takes its receipt.
 struct Unfinished<'a> {
     limiter: &'a Limiter,
@@ -493,6 +340,8 @@ fn uncounted(asked: Option<Asked>) -> Ruling {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU64;
+
     use futures_util::FutureExt as _;
 
     use super::*;

@@ -32,6 +32,10 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// The same while no node tells it.
 const PAUSE_AWAY: Duration = Duration::from_millis(250);
 
+/// So many names are tried for callers whose counters a node keeps. A node with few slots may stay without one: it then answers
+/// probes with where else to ask, and that is an answer, too.
+const NAMES_TRIED: u32 = 4_096;
+
 /// How long a command waits that is to be repeated.
 const AGAIN: Duration = Duration::from_millis(1);
 
@@ -313,7 +317,7 @@ fn name_probers(map: &SlotMap, nodes: &[Rc<Node>]) {
             unnamed[owner] = true;
             unnamed
         });
-    for number in 0.. {
+    for number in 0..NAMES_TRIED {
         if !unnamed.contains(&true) {
             return;
         }

@@ -1,0 +1,185 @@
+//! Redis, and what a gateway does by itself while it cannot decide: it counts its share of the limits in memory, and writes back what
+//! was used.
+
+use std::cell::OnceCell;
+use std::num::NonZeroU64;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use smallvec::SmallVec;
+use tokio::task::JoinHandle;
+
+use super::algorithm::Share;
+use super::common::Common;
+use super::decision::Decision;
+use super::local::Debt;
+use super::rule::Rule;
+use super::store::{
+    Charge, MemorySlots, MemoryStore, OpenError, Place, RedisSettings, RedisStore, Settlement, StoreError,
+};
+
+/// Redis, and what is needed while it cannot decide.
+#[derive(Debug)]
+pub(super) struct Remote {
+    pub(super) store: Rc<RedisStore>,
+    pub(super) common: Arc<Common>,
+    /// What this gateway counts by itself; `None`: an equal part for each that lives.
+    share: Option<Share>,
+    /// What writes back the use of callers that do not come by themselves; `None` before the worker is connected.
+    paying: OnceCell<JoinHandle<()>>,
+}
+
+impl Remote {
+    /// Redis as `settings` say. Nothing connects yet.
+    ///
+    /// # Errors
+    /// When its address cannot be understood.
+    pub(super) fn new(settings: &RedisSettings, common: Arc<Common>) -> Result<Self, OpenError> {
+        let store = Rc::new(RedisStore::new(settings, Arc::clone(&common))?);
+        Ok(Self { store, common, share: settings.local_share, paying: OnceCell::new() })
+    }
+
+    /// Begins to connect, and to write back what is owed. Only inside of a worker's runtime.
+    pub(super) fn connect(&self, memory: &Arc<MemoryStore>) {
+        self.store.connect();
+        self.paying.get_or_init(|| {
+            let (store, common) = (Rc::downgrade(&self.store), Arc::clone(&self.common));
+            tokio::task::spawn_local(keep_paying(store, common, Arc::clone(memory)))
+        });
+    }
+
+    fn share(&self) -> Share {
+        self.share.unwrap_or_else(|| self.common.local().equal_share())
+    }
+
+    /// The parts of the limits that this gateway counts by itself.
+    fn parts(&self, charge: Charge<'_>) -> SmallVec<[Rule; 4]> {
+        let share = self.share();
+        charge.rules.iter().map(|rule| rule.shared(share, charge.cost)).collect()
+    }
+
+    /// Decides in this process, on its part of the limits, going on from what the store has last said.
+    pub(super) fn decide_alone(
+        &self,
+        charge: Charge<'_>,
+        memory: &Arc<MemoryStore>,
+    ) -> (Decision, Place, Option<MemorySlots>) {
+        let (local, parts, share) = (self.common.local(), self.parts(charge), self.share());
+        let seed = |at: usize, now, is_kept| {
+            local.seed(charge, &charge.rules[at], &parts[at].algorithm, share, now, is_kept)
+        };
+        let (decision, place, slots) = memory.admit(Charge { rules: &parts, ..charge }, seed);
+        if decision.allowed {
+            local.owe(charge, &parts, decision.charged(), charge.cost.get(), decision.at);
+        }
+        (decision, place, slots)
+    }
+
+    /// Settles a charge that was made in this process.
+    pub(super) fn settle_alone(&self, settlement: Settlement<'_>, place: Place, memory: &MemoryStore) {
+        let charge = settlement.charge;
+        let parts = self.parts(charge);
+        memory.settle(Settlement { charge: Charge { rules: &parts, ..charge }, ..settlement }, place);
+        let charged = settlement.charged.iter().copied();
+        let missing = settlement.spent.saturating_sub(charge.cost.get());
+        let back = charge.cost.get().saturating_sub(settlement.spent);
+        if missing > 0 {
+            self.common.local().owe(charge, &parts, charged, missing, memory.now());
+        } else if back > 0 {
+            self.common.local().owe_less(charge, charged, back);
+        }
+    }
+
+    /// Writes back what the caller has used while the store was away, before the store decides for it again.
+    pub(super) async fn collect(&self, charge: Charge<'_>, memory: &MemoryStore) {
+        let local = self.common.local();
+        if !local.is_owed() || !self.store.admits(charge.caller) {
+            return;
+        }
+        if let Some(debt) = local.take(charge.caller) {
+            pay(&self.store, &self.common, memory, charge.caller, debt, charge.deadline).await;
+        }
+    }
+}
+
+impl Drop for Remote {
+    fn drop(&mut self) {
+        self.paying.get().into_iter().for_each(JoinHandle::abort);
+    }
+}
+
+/// How often it is looked whether callers have used something that can be written back.
+const PAY_EVERY: Duration = Duration::from_secs(1);
+
+/// Callers whose use is written back at the same time.
+const PAYING_MAX: usize = 64;
+
+/// Writes back the use of callers that do not come by themselves, for as long as the store is there.
+async fn keep_paying(store: Weak<RedisStore>, common: Arc<Common>, memory: Arc<MemoryStore>) {
+    loop {
+        tokio::time::sleep(PAY_EVERY).await;
+        loop {
+            let Some(store) = store.upgrade() else { return };
+            if !common.local().is_owed() {
+                break;
+            }
+            let debtors = common.local().debtors(PAYING_MAX, |caller| store.admits(caller));
+            if debtors.is_empty() {
+                break;
+            }
+            let debts = debtors.iter().filter_map(|caller| Some((caller, common.local().take(caller)?)));
+            let paying = debts.map(|(caller, debt)| pay(&store, &common, &memory, caller, debt, None));
+            // Without a connection this would come back at once, again and again, and let nobody else work.
+            if join_all(paying).await.contains(&false) {
+                break;
+            }
+        }
+    }
+}
+
+/// Writes back what a caller has used, as far as it still counts; then this process keeps nothing of it.
+///
+/// What was surely not sent is owed on. What may have been, and is not answered in time, is not sent again: a caller pays once
+/// at most. Returns whether nothing is owed on.
+async fn pay(
+    store: &RedisStore,
+    common: &Common,
+    memory: &MemoryStore,
+    caller: &str,
+    debt: Debt,
+    deadline: Option<Instant>,
+) -> bool {
+    let paid = join_all(debt.0.into_iter().map(|owed| async move {
+        let key = owed.rule.key(&owed.api_key).into_owned();
+        let now = memory.now();
+        let counting = owed.counting(memory.kept(caller, &key), now);
+        let standing = owed.counted.standing(counting, owed.rule.period_of(now, owed.anchor), now);
+        let counts = owed.counted.capacity().get().saturating_sub(standing.remaining);
+        // What the store knew of is older than what was used since, and so gone first: all of the rest is new.
+        let units = owed.units.min(counts);
+        if units == 0 {
+            return true;
+        }
+        let charge = Charge {
+            api_key: &owed.api_key,
+            anchor: owed.anchor,
+            ..Charge::new(caller, "", std::slice::from_ref(&owed.rule), NonZeroU64::MIN)
+        };
+        let settlement = Settlement { charge, charged: &[true], at: 0, spent: units.saturating_add(1) };
+        match store.settle_now(settlement, deadline).await {
+            Ok(()) => {
+                common.local().note_written_back(caller, &owed, standing, now);
+                memory.forget(caller, &key);
+            }
+            Err(StoreError::Tripped | StoreError::Disconnected) => {
+                common.local().owe_again(caller, owed);
+                return false;
+            }
+            Err(_) => common.count_lost(),
+        }
+        true
+    }));
+    paid.await.into_iter().all(|paid| paid)
+}
