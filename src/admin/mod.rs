@@ -188,7 +188,7 @@ impl StoreProbe {
         let redis = match kind {
             StoreKind::Memory => None,
             StoreKind::Redis(settings) => {
-                let redis = RedisStore::new(settings, Arc::default())
+                let redis = RedisStore::new(settings, Arc::new(Common::quiet()))
                     .expect("the gateway has tried the address when it bound");
                 Some(redis)
             }

@@ -15,6 +15,8 @@ use super::store::{FailureKind, Phase, Shard, SharedMap, process_name};
 pub struct Common {
     /// A name for the process, unlike that of every other.
     id: Box<str>,
+    /// Whether the log is left to others who see the same servers.
+    is_quiet: bool,
     lost: AtomicU64,
     failures: Failures,
     /// Connections to a Redis that may evict.
@@ -30,6 +32,7 @@ impl Default for Common {
     fn default() -> Self {
         Self {
             id: process_name(),
+            is_quiet: false,
             lost: AtomicU64::new(0),
             failures: Failures::default(),
             evicting: AtomicU64::new(0),
@@ -60,6 +63,16 @@ struct Shards {
 }
 
 impl Common {
+    /// For a look at the servers beside that of the limiters, which write the log.
+    #[must_use]
+    pub fn quiet() -> Self {
+        Self { is_quiet: true, ..Self::default() }
+    }
+
+    pub(super) fn is_quiet(&self) -> bool {
+        self.is_quiet
+    }
+
     /// Messages to Redis that were lost: charges that were not settled, slots that come back only when their lease ends.
     #[must_use]
     pub fn lost(&self) -> u64 {

@@ -433,6 +433,21 @@ fn a_server_that_is_not_there_is_told_by_its_reason_and_address() {
 }
 
 #[test]
+fn a_probe_of_the_store_adds_nothing_to_the_log() {
+    // /readyz has a connection of its own, and whatever happened to Redis stood in the log twice.
+    let backend = Backend::ok();
+    let redis = Redis::absent();
+    let gateway = start(&backend, &redis.tables("deny", "100ms"));
+    fails_with(&gateway, "refused");
+    for _ in 0..5 {
+        gateway.admin("/readyz").expect(503);
+    }
+    let told = gateway.log_lines();
+    let lines = told.iter().filter(|line| line.contains("cannot connect to Redis")).count();
+    assert_eq!(lines, 1, "{told:?}");
+}
+
+#[test]
 fn a_cluster_that_nobody_tells_about_is_told_by_its_reasons() {
     // The log was silent, and the metric said "disconnected": for a wrong address, a wrong password, and for a single server.
     let backend = Backend::ok();

@@ -229,8 +229,10 @@ async fn keep_open(shared: Rc<Shared>) {
         shared.status.send_replace(Status::Ready(link.clone()));
         shared.eviction.look_first(link.clone()).await;
         let reason = look_after(&shared, link).await;
-        let server = shared.shard.name();
-        tracing::warn!(server, reason, "the connection to Redis is of no more use; opening another");
+        if !shared.common.is_quiet() {
+            let server = shared.shard.name();
+            tracing::warn!(server, reason, "the connection to Redis is of no more use; opening another");
+        }
         shared.status.send_replace(Status::Opening(clock::instant()));
     }
 }
@@ -241,14 +243,16 @@ async fn open_until_it_works(shared: &Shared) -> Link {
         let attempt = tokio::time::timeout(shared.way.patience(), shared.way.open()).await;
         let (kind, server, reason) = match attempt {
             Ok(Ok(link)) => {
-                tracing::info!(server = shared.shard.name(), "connected to Redis");
+                if !shared.common.is_quiet() {
+                    tracing::info!(server = shared.shard.name(), "connected to Redis");
+                }
                 return link;
             }
             Ok(Err(NotOpened { kind, server, reason })) => (kind, server, reason),
             Err(_) => (FailureKind::Timeout, shared.shard.name().to_owned(), "no answer in time".to_owned()),
         };
         shared.common.count_failure(kind);
-        if shared.shard.may_complain(kind) {
+        if !shared.common.is_quiet() && shared.shard.may_complain(kind) {
             let kind = kind.name();
             tracing::warn!(
                 server,

@@ -44,7 +44,7 @@ impl Eviction {
         match answer {
             Ok(answer) => {
                 let policy = text(&answer).and_then(evicting_policy);
-                let is_news = self.note(policy.is_some());
+                let is_news = self.note(policy.is_some()) && !self.common.is_quiet();
                 if let Some(policy) = policy.filter(|_| is_news) {
                     tracing::warn!(
                         policy,

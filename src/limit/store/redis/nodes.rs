@@ -276,7 +276,7 @@ impl Cluster {
         for failure in failures {
             self.kit.common.count_failure(failure.kind);
         }
-        if self.kit.common.slots().may_complain(clock::instant()) {
+        if !self.kit.common.is_quiet() && self.kit.common.slots().may_complain(clock::instant()) {
             let (kind, reasons) =
                 (first.kind.name(), failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "));
             tracing::warn!(
