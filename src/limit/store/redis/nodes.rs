@@ -1,6 +1,6 @@
 //! Which server keeps a caller's counters: the one there is, or a node of a cluster.
 //!
-//! A cluster is routed to here, and not by the client library: there, a slot that moves or a node that hangs stops the calls
+//! A cluster is routed to here, and not by the client library: there, a hash slot that moves or a node that hangs stops the calls
 //! to all nodes, and a call that was lost is sent again, and so charged twice. Here every node has a connection, a breaker and a
 //! budget of its own.
 
@@ -15,12 +15,12 @@ use tokio::task::JoinHandle;
 
 use super::super::{Phase, StoreError};
 use super::connection::{Link, Way};
+use super::hash_slots::{HASH_SLOTS, SlotMap, hash_slot_of, split};
 use super::node::{Call, Failure, Kit, Node, Redirect};
 use super::opener::Opener;
-use super::slots::{SLOTS, SlotMap, slot_of, split};
 use crate::clock;
 
-/// How long one node may take to tell which slots it knows of.
+/// How long one node may take to tell which hash slots it knows of.
 const PATIENCE: Duration = Duration::from_millis(250);
 
 /// How often the map is read when nothing calls for it.
@@ -32,8 +32,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// The same while no node tells it.
 const PAUSE_AWAY: Duration = Duration::from_millis(250);
 
-/// So many names are tried for callers whose counters a node keeps. A node with few slots may stay without one: it then answers
-/// probes with where else to ask, and that is an answer, too.
+/// So many names are tried for callers whose counters a node keeps. A node with few hash slots may stay without one: it then
+/// answers probes with where else to ask, and that is an answer, too.
 const NAMES_TRIED: u32 = 4_096;
 
 /// How long a command waits that is to be repeated.
@@ -74,20 +74,20 @@ impl Nodes {
         }
     }
 
-    /// The slot of a caller's counters; without a cluster it does not matter.
-    pub(super) fn slot(&self, caller: &str) -> u16 {
+    /// The hash slot of a caller's counters; without a cluster it does not matter.
+    pub(super) fn hash_slot(&self, caller: &str) -> u16 {
         match self {
             Self::One(_) => 0,
-            Self::Cluster(_) => slot_of(caller),
+            Self::Cluster(_) => hash_slot_of(caller),
         }
     }
 
-    /// The node that keeps a slot.
-    pub(super) async fn at(&self, slot: u16) -> Result<Rc<Node>, StoreError> {
+    /// The node that keeps a hash slot.
+    pub(super) async fn at(&self, hash_slot: u16) -> Result<Rc<Node>, StoreError> {
         self.start();
         match self {
             Self::One(node) => Ok(Rc::clone(node)),
-            Self::Cluster(cluster) => cluster.at(slot).await,
+            Self::Cluster(cluster) => cluster.at(hash_slot).await,
         }
     }
 
@@ -106,8 +106,8 @@ impl Nodes {
                 tokio::time::sleep(AGAIN).await;
                 Ok((node, false))
             }
-            (Redirect::Moved { slot, address }, Self::Cluster(cluster)) => {
-                cluster.kit.common.slots().moved(slot, &address);
+            (Redirect::Moved { hash_slot, address }, Self::Cluster(cluster)) => {
+                cluster.kit.common.hash_slots().moved(hash_slot, &address);
                 cluster.kit.stale.notify_one();
                 cluster.node(&address).map(|node| (node, false))
             }
@@ -119,15 +119,15 @@ impl Nodes {
         }
     }
 
-    /// Sends a call about the counters of this slot to wherever they are, and waits for ever if need be.
-    pub(super) async fn send(&self, slot: u16, call: &Call) -> Result<Value, StoreError> {
-        let mut node = self.at(slot).await?;
-        let mut is_passing = false;
+    /// Sends a call about the counters of this hash slot to wherever they are, and waits for ever if need be.
+    pub(super) async fn send(&self, hash_slot: u16, call: &Call) -> Result<Value, StoreError> {
+        let mut node = self.at(hash_slot).await?;
+        let mut in_passing = false;
         for _ in 0..HOPS_MAX {
-            match node.send(call, is_passing).await {
+            match node.send(call, in_passing).await {
                 Ok(answer) => return Ok(answer),
                 Err(Failure::Elsewhere(redirect)) => {
-                    (node, is_passing) = self.follow(redirect, node, None).await?;
+                    (node, in_passing) = self.follow(redirect, node, None).await?;
                 }
                 Err(Failure::Store(error)) => return Err(error),
                 Err(Failure::NoScript) => {
@@ -138,13 +138,13 @@ impl Nodes {
         Err(StoreError::Nonsense("sent on and on"))
     }
 
-    /// Whether the server of this slot may be asked for this caller, and there is no doubt that it will answer.
-    pub(super) fn admits(&self, slot: u16, caller: &str) -> bool {
+    /// Whether the server of this hash slot may be asked for this caller, and there is no doubt that it will answer.
+    pub(super) fn admits_beyond_doubt(&self, hash_slot: u16, caller: &str) -> bool {
         let owner = match self {
             Self::One(node) => Some(Rc::clone(node)),
             Self::Cluster(cluster) => {
                 let view = cluster.view();
-                view.map.owner(slot).and_then(|index| view.nodes.get(index)).cloned()
+                view.map.owner(hash_slot).and_then(|index| view.nodes.get(index)).cloned()
             }
         };
         owner.is_some_and(|node| node.guard.shard().admits_beyond_doubt(caller))
@@ -165,7 +165,7 @@ pub(super) struct Cluster {
     seeds: Vec<(Box<str>, Opener)>,
     kit: Rc<Kit>,
     view: RefCell<Rc<View>>,
-    /// By address: those of the view, and those that keep no slots yet or any more.
+    /// By address: those of the view, and those that keep no hash slots yet or any more.
     nodes: RefCell<HashMap<Box<str>, Rc<Node>>>,
     /// What reads the map; `None` before the first request.
     reading: OnceCell<JoinHandle<()>>,
@@ -183,16 +183,17 @@ impl Cluster {
         self.reading.get_or_init(|| tokio::task::spawn_local(keep_reading(Rc::downgrade(self))));
     }
 
-    async fn at(&self, slot: u16) -> Result<Rc<Node>, StoreError> {
-        let mut changes = self.kit.common.slots().watch();
+    async fn at(&self, hash_slot: u16) -> Result<Rc<Node>, StoreError> {
+        let mut changes = self.kit.common.hash_slots().watch();
         loop {
             let view = self.view();
-            if let Some(node) = view.map.owner(slot).and_then(|index| view.nodes.get(index)) {
+            if let Some(node) = view.map.owner(hash_slot).and_then(|index| view.nodes.get(index)) {
                 node.tend();
                 return Ok(Rc::clone(node));
             }
             self.kit.stale.notify_one();
-            if view.map.is_known() || self.kit.common.slots().is_late(clock::instant(), self.kit.budget) {
+            if view.map.is_known() || self.kit.common.hash_slots().is_late(clock::instant(), self.kit.budget)
+            {
                 return Err(StoreError::Disconnected);
             }
             changes.changed().await.map_err(|_| StoreError::Disconnected)?;
@@ -201,7 +202,7 @@ impl Cluster {
 
     /// The nodes of the map as it is known now.
     fn view(&self) -> Rc<View> {
-        let map = self.kit.common.slots().now();
+        let map = self.kit.common.hash_slots().now();
         let view = Rc::clone(&self.view.borrow());
         if Arc::ptr_eq(&view.map, &map) {
             return view;
@@ -281,7 +282,7 @@ async fn keep_reading(cluster: Weak<Cluster>) {
     loop {
         let Some(this) = cluster.upgrade() else { return };
         let kit = Rc::clone(&this.kit);
-        let slots = kit.common.slots();
+        let slots = kit.common.hash_slots();
         // Each node may take its time, twice.
         let nodes = u32::try_from(this.seeds.len() + this.view().nodes.len()).unwrap_or(u32::MAX);
         if slots.claim(clock::instant(), PATIENCE.saturating_mul(nodes.saturating_mul(2))) {
@@ -303,17 +304,19 @@ async fn keep_reading(cluster: Weak<Cluster>) {
 
 /// Gives every node a caller whose counters it keeps, for probes.
 fn name_probers(map: &SlotMap, nodes: &[Rc<Node>]) {
-    let mut unnamed: Vec<bool> =
-        (0..SLOTS).filter_map(|slot| map.owner(slot)).fold(vec![false; nodes.len()], |mut unnamed, owner| {
+    let mut unnamed: Vec<bool> = (0..HASH_SLOTS).filter_map(|hash_slot| map.owner(hash_slot)).fold(
+        vec![false; nodes.len()],
+        |mut unnamed, owner| {
             unnamed[owner] = true;
             unnamed
-        });
+        },
+    );
     for number in 0..NAMES_TRIED {
         if !unnamed.contains(&true) {
             return;
         }
         let caller = format!("probe.{number}");
-        let owner = map.owner(slot_of(&caller));
+        let owner = map.owner(hash_slot_of(&caller));
         if let Some(index) = owner.filter(|index| unnamed[*index]) {
             nodes[index].probe_as(caller.into());
             unnamed[index] = false;
