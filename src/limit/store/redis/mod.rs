@@ -34,7 +34,7 @@ pub use leases::RedisSlot;
 use leases::{Asking, LOOK_EVERY, Leases};
 use messages::{Message, Messages};
 use node::{Answer, Call, Kit};
-use nodes::Nodes;
+use nodes::{HOPS_MAX, Nodes};
 pub use opener::OpenError;
 use opener::Opener;
 use script::Scripts;
@@ -61,10 +61,6 @@ pub struct RedisSettings {
     /// What this gateway counts by itself of each limit while Redis cannot; `None`: an equal share for each that lives.
     pub local_share: Option<Share>,
 }
-
-/// A call is sent on at most so often. The budget ends it, not this number: while a slot moves, one call can need many, since
-/// it is to be repeated until all of the caller's counters are on one side.
-const HOPS_MAX: usize = 1_000;
 
 /// Counters in Redis, shared by all gateways. One for each worker thread: its connections are multiplexed, and no request
 /// crosses threads.

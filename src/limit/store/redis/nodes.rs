@@ -39,8 +39,9 @@ const NAMES_TRIED: u32 = 4_096;
 /// How long a command waits that is to be repeated.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// A call is sent on at most so often, when it is sent elsewhere.
-const HOPS_MAX: usize = 16;
+/// A call is sent on at most so often. Its deadline ends it, not this number: while a hash slot moves, one call can need many,
+/// since it is to be repeated until all of the caller's counters are on one side.
+pub(super) const HOPS_MAX: usize = 1_000;
 
 /// The servers of a store.
 #[derive(Debug)]
