@@ -234,7 +234,8 @@ impl Opener {
         }
     }
 
-    fn failure(&self, kind: FailureKind, reason: impl Into<String>) -> NotOpened {
+    /// Why this server is of no use.
+    pub(super) fn failure(&self, kind: FailureKind, reason: impl Into<String>) -> NotOpened {
         NotOpened { kind, server: self.address.clone(), reason: reason.into() }
     }
 }
