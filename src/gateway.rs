@@ -72,10 +72,12 @@ pub enum Stop {
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The address is taken, or not one of this machine.
-    #[error("cannot listen on {address} (is another program using the port?)")]
+    #[error("cannot listen on {address} ({})", question(source, *reuse_port))]
     Bind {
         /// The address from the configuration.
         address: SocketAddr,
+        /// Whether the address is to be shared with another gateway.
+        reuse_port: bool,
         /// What the system says.
         source: io::Error,
     },
@@ -149,6 +151,7 @@ impl Gateway {
             in_force: gate.in_force(),
             memory: Arc::clone(&memory),
             metrics: Arc::clone(&metrics),
+            admin_is_exposed: !private.socket.local_addr()?.ip().is_loopback(),
         };
         let (reloader, reloads) = Reloader::new(&settings, provenance, on_failure, parts);
         let kind = settings.store.kind.clone();
@@ -462,6 +465,18 @@ fn look_at_descriptors(server: &ServerSettings) {
     }
 }
 
+/// Where to look first when an address cannot be bound.
+fn question(error: &io::Error, reuse_port: bool) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrNotAvailable => "is it an address of this machine?",
+        io::ErrorKind::PermissionDenied => "may this user listen on a port below 1024?",
+        _ if reuse_port => {
+            "is another program using the port, or a gateway without server.reuse_port, or of another user?"
+        }
+        _ => "is another program using the port?",
+    }
+}
+
 /// The listeners for clients and for the operator: handed over, or bound.
 fn listeners(settings: &Settings) -> Result<(Listener, Listener), StartError> {
     let ServerSettings { listen, reuse_port, ref handed_over, .. } = settings.server;
@@ -471,7 +486,8 @@ fn listeners(settings: &Settings) -> Result<(Listener, Listener), StartError> {
         match taken.map_err(|source| StartError::HandedOver { name, source })? {
             Some(listener) => Ok(listener),
             None => {
-                Listener::bind(address, reuse_port).map_err(|source| StartError::Bind { address, source })
+                let failed = |source| StartError::Bind { address, reuse_port, source };
+                Listener::bind(address, reuse_port).map_err(failed)
             }
         }
     };

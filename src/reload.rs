@@ -170,6 +170,9 @@ pub struct Parts {
     pub memory: Arc<MemoryStore>,
     /// Where reloads are counted.
     pub metrics: Arc<Metrics>,
+    /// Whether other machines can reach the admin listener. Its address does not change before a restart, whatever the files
+    /// say of it.
+    pub admin_is_exposed: bool,
 }
 
 /// Is told a new filter for the gateway's own messages.
@@ -347,7 +350,9 @@ impl Reloader {
     fn apply(&mut self, ready: Ready) {
         let Ready { version, settings, operator, snapshot } = ready;
         self.retired.push(self.parts.in_force.replace(snapshot));
-        self.operator.store(Arc::new(operator));
+        let keeps_token = self.parts.admin_is_exposed && operator.token.is_none();
+        let token = if keeps_token { self.operator.load().token.clone() } else { operator.token };
+        self.operator.store(Arc::new(Operator { token, ..operator }));
         self.parts.memory.hold_at_most(settings.store.max_callers);
         self.watch = settings.server.watch;
         self.names.follow(&settings.upstreams);
@@ -356,6 +361,9 @@ impl Reloader {
             change(&settings.log.level);
         }
         self.needs_restart = config::needs_restart(&self.started, &settings);
+        if keeps_token {
+            self.needs_restart.push("admin.token");
+        }
         say_in_force(&self.parts.metrics, version, Some(self.version));
         self.version = version;
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use actix_web::dev::Server;
-use actix_web::http::header;
+use actix_web::http::header::{self, ContentType};
 use actix_web::{App, HttpRequest, HttpResponse, HttpServer, web};
 use secrecy::ExposeSecret as _;
 use serde::Serialize;
@@ -89,7 +89,7 @@ pub fn server(listener: TcpListener, admin: Admin) -> io::Result<Server> {
             .route("/livez", web::get().to(livez))
             .route("/readyz", web::get().to(readyz))
             .route("/metrics", web::get().to(metrics))
-            .route("/v1/reload", web::post().to(reload))
+            .service(web::resource("/v1/reload").post(reload).default_service(web::to(use_post)))
             .default_service(web::to(HttpResponse::NotFound))
     });
     Ok(server.workers(1).disable_signals().shutdown_timeout(1).listen(listener)?.run())
@@ -158,8 +158,20 @@ async fn reload(admin: web::Data<Admin>, request: HttpRequest) -> HttpResponse {
     }
 }
 
+/// A reload changes something, so it is asked for with `POST`.
+async fn use_post() -> HttpResponse {
+    HttpResponse::MethodNotAllowed()
+        .insert_header((header::ALLOW, "POST"))
+        .content_type(ContentType::plaintext())
+        .body("Use POST.\n")
+}
+
 fn unauthorized() -> HttpResponse {
-    HttpResponse::Unauthorized().insert_header((header::WWW_AUTHENTICATE, "Bearer")).finish()
+    let words = "This needs admin.token of the configuration, as \"Authorization: Bearer TOKEN\".\n";
+    HttpResponse::Unauthorized()
+        .insert_header((header::WWW_AUTHENTICATE, "Bearer"))
+        .content_type(ContentType::plaintext())
+        .body(words)
 }
 
 fn saturating(count: u64) -> i64 {

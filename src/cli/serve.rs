@@ -10,7 +10,8 @@ pub(super) fn run(config: &ConfigArgs) -> anyhow::Result<()> {
     let loaded = config.load()?;
     let (_logging, change_of_level) = start_logging(&loaded.settings.log.level)?;
     let files: Vec<_> = loaded.files.iter().map(|file| file.display().to_string()).collect();
-    tracing::info!(files = files.join(","), version = env!("CARGO_PKG_VERSION"), "configuration read");
+    let (files, version, program) = (files.join(","), loaded.provenance.version, env!("CARGO_PKG_VERSION"));
+    tracing::info!(files, %version, program, "configuration read");
     warn_of_example_keys(&loaded.policy.keys);
     let mut gateway = Gateway::bind(loaded)?;
     gateway.on_log_level(change_of_level);

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::fmt;
 use std::io::Read as _;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
@@ -148,6 +148,10 @@ impl Files {
 
 /// The text of a file, and what the file was like before it was read: what is written later is another file.
 fn read(path: &Path) -> Result<(Stamp, String), String> {
+    // To open one waits until somebody writes into it: a reload would never end, nor the process.
+    if path.metadata().is_ok_and(|file| file.file_type().is_fifo()) {
+        return Err("it is a pipe, and not a file".to_owned());
+    }
     let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
     let stamp = Stamp::of(&file.metadata().map_err(|error| error.to_string())?);
     let mut text = String::new();

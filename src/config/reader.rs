@@ -142,7 +142,7 @@ impl<'a> Table<'a> {
             ValueKind::Array(items) => items.clone(),
             ValueKind::String(text) if is_environment(&place) => split(text, value),
             _ => {
-                self.reading.notes.add(Fault::new("expected a list").at(&place));
+                self.reading.notes.add(Fault::new("expected a list").hint("put it in brackets").at(&place));
                 return None;
             }
         };

@@ -23,12 +23,30 @@ pub(super) fn duration_in(
     longest: &'static str,
 ) -> impl Fn(Scalar<'_>) -> Result<Duration, Fault> {
     move |value| {
-        let wanted = duration(value)?;
         let range = duration(Scalar::Text(shortest))?..=duration(Scalar::Text(longest))?;
+        // A bare number most probably meant a unit with which it is a possible one.
+        let is_possible = |unit: &&str| {
+            let with_it = bare(value).map(|number| format!("{number}{unit}"));
+            let meant = with_it.and_then(|text| duration(Scalar::Text(&text)).ok());
+            meant.is_some_and(|meant| range.contains(&meant))
+        };
+        let usual = ["s", "ms"].into_iter().find(is_possible).unwrap_or("s");
+        let wanted = with_unit(value, "duration", TIMES, usual).map(Duration::from_millis)?;
         if range.contains(&wanted) {
             return Ok(wanted);
         }
         Err(Fault::new(format!("must lie between \"{shortest}\" and \"{longest}\"")))
+    }
+}
+
+/// The number that was written without a unit.
+fn bare(value: Scalar<'_>) -> Option<String> {
+    match value {
+        Scalar::Text(text) | Scalar::Bare(text) => {
+            text.chars().all(|letter| letter.is_ascii_digit()).then(|| text.to_owned())
+        }
+        Scalar::Whole(number) => Some(number.to_string()),
+        Scalar::Fraction(_) | Scalar::Flag(_) => None,
     }
 }
 

@@ -160,7 +160,12 @@ impl Limiter {
         };
         // Whatever ends this before the pool has agreed, be it that the client leaves, gives the charge back.
         let mut unfinished = Unfinished { limiter: self, charge: own, receipt: ruling.receipts.own.take() };
-        let (of_pool, pass) = self.admit_part(pool, on_failure).await;
+        let (of_pool, pass) = match &self.redis {
+            Some(redis) if !redis.store.has_time(deadline) => {
+                self.without_store(redis, pool, on_failure, None)
+            }
+            _ => self.admit_part(pool, on_failure).await,
+        };
         if pass.is_some() {
             ruling.receipts.own = unfinished.receipt.take();
         } else {

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
 
-use super::algorithm::{Algorithm, Micros, Share, State};
+use super::algorithm::{Algorithm, Micros, Share, Standing, State};
 use super::calendar::Anchor;
 use super::decision::Decision;
 use super::rule::Rule;
@@ -56,6 +56,8 @@ struct Stood {
     next: Micros,
     /// When, by the memory's clock.
     at: Micros,
+    /// Whether this process has counted on from here since, in its memory.
+    is_counted_on: bool,
 }
 
 /// What one caller has used while the store was away.
@@ -71,6 +73,22 @@ pub(super) struct Owed {
     pub(super) api_key: Box<str>,
     pub(super) anchor: Anchor,
     pub(super) units: u64,
+    /// When it last used some, by the memory's clock.
+    pub(super) at: Micros,
+}
+
+impl Owed {
+    /// What counts of it now, as far as this process knows, if this is `kept` of it. Nothing is kept of a caller who shared an
+    /// entry with others, or whose entry has expired: then it counts as if all of it had been used when the last of it was.
+    pub(super) fn counting(&self, kept: Option<State>, now: Micros) -> State {
+        let used = NonZeroU64::new(self.units.min(self.counted.capacity().get()));
+        let alone = || {
+            used.map(|used| {
+                self.counted.seeded(used, self.at, Micros::MAX, self.rule.period_of(now, self.anchor))
+            })
+        };
+        kept.filter(|state| *state != State::Vacant).or_else(alone).unwrap_or_default()
+    }
 }
 
 impl Default for Local {
@@ -106,7 +124,8 @@ impl Local {
         let seen = part.seen(charge.caller);
         for (rule, state) in charge.rules.iter().zip(&decision.states).filter(|(rule, _)| !rule.lends_slots())
         {
-            let stood = Stood { remaining: state.remaining, next: state.next, at: now };
+            let (remaining, next) = (state.remaining, state.next);
+            let stood = Stood { remaining, next, at: now, is_counted_on: false };
             let key = rule.key(charge.api_key);
             match seen.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &key) || *known == *key) {
                 Some((_, known)) => *known = stood,
@@ -115,8 +134,28 @@ impl Local {
         }
     }
 
-    /// What counts of a limit when this gateway begins to count its share of it alone; `None` if nothing does, or nothing was
-    /// heard. `part` is that share of the limit.
+    /// What this caller has used of a limit alone is written back, and as far as this process knows it stands like this with
+    /// the part of it that was counted. Should the store go away again before it decides for the caller, it goes on from here,
+    /// and not from how it stood before.
+    pub(super) fn note_written_back(&self, caller: &str, owed: &Owed, standing: Standing, now: Micros) {
+        let (whole, part) = (owed.rule.algorithm.capacity().get(), owed.counted.capacity().get());
+        let remaining = u128::from(standing.remaining) * u128::from(whole) / u128::from(part);
+        let remaining = u64::try_from(remaining).unwrap_or(whole).min(whole);
+        let stood = Stood { remaining, next: standing.next, at: now, is_counted_on: false };
+        let key = owed.rule.key(&owed.api_key);
+        let mut part = self.part(caller).lock();
+        let seen = part.seen(caller);
+        match seen.iter_mut().find(|(known, _)| *known == *key) {
+            // The store has decided meanwhile.
+            Some((_, known)) if known.at > now => {}
+            Some((_, known)) => *known = stood,
+            None => seen.push((key.into_owned(), stood)),
+        }
+    }
+
+    /// What counts of a limit when this gateway goes on alone from what was heard; `None` if it is to go on from what it keeps
+    /// itself, or nothing was heard. `part` is its share of the limit; `is_kept`: it keeps something of it. What it keeps from
+    /// an earlier time counts no more when the store has decided since.
     pub(super) fn seed(
         &self,
         charge: Charge<'_>,
@@ -124,21 +163,32 @@ impl Local {
         part: &Algorithm,
         share: Share,
         now: Micros,
+        is_kept: bool,
     ) -> Option<State> {
         let key = rule.key(charge.api_key);
-        let stood = self.part(charge.caller).lock().stood(charge.caller, &key)?;
-        let left = share.of(stood.remaining);
-        let used = NonZeroU64::new(part.capacity().get().saturating_sub(left))?;
-        Some(part.seeded(used, stood.at, stood.next, rule.period_of(now, charge.anchor)))
+        let mut table = self.part(charge.caller).lock();
+        let owed = table.owed(charge.caller, &key);
+        let stood = table.stood(charge.caller, &key)?;
+        if stood.is_counted_on && is_kept {
+            return None;
+        }
+        stood.is_counted_on = true;
+        let (whole, left) = (part.capacity().get(), share.of(stood.remaining));
+        // What was counted alone before, and the store does not know of yet, counts as well.
+        let used = whole.saturating_sub(left).saturating_add(owed).min(whole);
+        let state = NonZeroU64::new(used)
+            .map(|used| part.seeded(used, stood.at, stood.next, rule.period_of(now, charge.anchor)));
+        Some(state.unwrap_or_default())
     }
 
-    /// The caller has used so much of its limits while the store was away. `parts` is what was counted of each.
+    /// The caller has used so much of its limits at `now`, while the store was away. `parts` is what was counted of each.
     pub(super) fn owe(
         &self,
         charge: Charge<'_>,
         parts: &[Rule],
         charged: impl Iterator<Item = bool>,
         units: u64,
+        now: Micros,
     ) {
         let mut table = self.part(charge.caller).lock();
         let Some(Debt(debt)) = self.debt(&mut table, charge.caller) else { return };
@@ -151,6 +201,7 @@ impl Local {
                 Some(owed) => {
                     owed.units = owed.units.saturating_add(units);
                     owed.counted = part.algorithm;
+                    owed.at = now;
                 }
                 None => debt.push(Owed {
                     rule: rule.clone(),
@@ -158,6 +209,7 @@ impl Local {
                     api_key: charge.api_key.into(),
                     anchor: charge.anchor,
                     units,
+                    at: now,
                 }),
             }
         }
@@ -181,7 +233,10 @@ impl Local {
         let Some(Debt(debt)) = self.debt(&mut table, caller) else { return };
         let key = owed.rule.key(&owed.api_key);
         match debt.iter_mut().find(|known| known.rule.key(&known.api_key) == key) {
-            Some(known) => known.units = known.units.saturating_add(owed.units),
+            Some(known) => {
+                known.units = known.units.saturating_add(owed.units);
+                known.at = known.at.max(owed.at);
+            }
             None => debt.push(owed),
         }
     }
@@ -246,9 +301,16 @@ impl Part {
         self.younger.entry(caller.into()).or_default()
     }
 
-    fn stood(&self, caller: &str, key: &str) -> Option<Stood> {
-        let seen = self.younger.get(caller).or_else(|| self.older.get(caller))?;
-        seen.iter().find(|(known, _)| **known == *key).map(|(_, stood)| *stood)
+    fn stood(&mut self, caller: &str, key: &str) -> Option<&mut Stood> {
+        let Self { younger, older, .. } = self;
+        let seen = younger.get_mut(caller).or_else(|| older.get_mut(caller))?;
+        seen.iter_mut().find(|(known, _)| **known == *key).map(|(_, stood)| stood)
+    }
+
+    /// What a caller owes of one limit.
+    fn owed(&self, caller: &str, key: &str) -> u64 {
+        let debt = self.debts.get(caller).into_iter().flat_map(|Debt(debt)| debt);
+        debt.filter(|owed| **owed.rule.key(&owed.api_key) == *key).map(|owed| owed.units).sum()
     }
 }
 
@@ -277,7 +339,7 @@ mod tests {
         let charge = Charge::new(caller, "plan", rules, n(1));
         let share = Share::of_each(n(2));
         let part = rules[0].algorithm.shared(share, n(1));
-        let state = local.seed(charge, &rules[0], &part, share, 2_000)?;
+        let state = local.seed(charge, &rules[0], &part, share, 2_000, false)?;
         Some(part.capacity().get() - part.used(state, rules[0].period_of(2_000, Anchor::FIRST), 2_000))
     }
 
@@ -312,7 +374,7 @@ mod tests {
         let (local, rules) = (Local::default(), rules());
         assert!(!local.is_owed());
         for _ in 0..3 {
-            local.owe(Charge::new("a", "plan", &rules, n(2)), &rules, [true].into_iter(), 2);
+            local.owe(Charge::new("a", "plan", &rules, n(2)), &rules, [true].into_iter(), 2, 1_500);
         }
         assert_eq!(local.debtors(10, |_| true), [Box::from("a")]);
         assert!(local.debtors(10, |caller| caller == "b").is_empty());

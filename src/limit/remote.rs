@@ -67,10 +67,12 @@ impl Remote {
         memory: &Arc<MemoryStore>,
     ) -> (Decision, Place, Option<MemorySlots>) {
         let (local, parts, share) = (self.common.local(), self.parts(charge), self.share());
-        let seed = |at: usize, now| local.seed(charge, &charge.rules[at], &parts[at].algorithm, share, now);
+        let seed = |at: usize, now, is_kept| {
+            local.seed(charge, &charge.rules[at], &parts[at].algorithm, share, now, is_kept)
+        };
         let (decision, place, slots) = memory.admit(Charge { rules: &parts, ..charge }, seed);
         if decision.allowed {
-            local.owe(charge, &parts, decision.charged(), charge.cost.get());
+            local.owe(charge, &parts, decision.charged(), charge.cost.get(), decision.at);
         }
         (decision, place, slots)
     }
@@ -84,7 +86,7 @@ impl Remote {
         let missing = settlement.spent.saturating_sub(charge.cost.get());
         let back = charge.cost.get().saturating_sub(settlement.spent);
         if missing > 0 {
-            self.common.local().owe(charge, &parts, charged, missing);
+            self.common.local().owe(charge, &parts, charged, missing, memory.now());
         } else if back > 0 {
             self.common.local().owe_less(charge, charged, back);
         }
@@ -128,7 +130,11 @@ async fn keep_paying(store: Weak<RedisStore>, common: Arc<Common>, memory: Arc<M
                 break;
             }
             let debts = debtors.iter().filter_map(|caller| Some((caller, common.local().take(caller)?)));
-            join_all(debts.map(|(caller, debt)| pay(&store, &common, &memory, caller, debt, None))).await;
+            let paying = debts.map(|(caller, debt)| pay(&store, &common, &memory, caller, debt, None));
+            // Without a connection this would come back at once, again and again, and let nobody else work.
+            if join_all(paying).await.contains(&false) {
+                break;
+            }
         }
     }
 }
@@ -136,7 +142,7 @@ async fn keep_paying(store: Weak<RedisStore>, common: Arc<Common>, memory: Arc<M
 /// Writes back what a caller has used, as far as it still counts; then this process keeps nothing of it.
 ///
 /// What was surely not sent is owed on. What may have been, and is not answered in time, is not sent again: a caller pays once
-/// at most.
+/// at most. Returns whether nothing is owed on.
 async fn pay(
     store: &RedisStore,
     common: &Common,
@@ -144,18 +150,17 @@ async fn pay(
     caller: &str,
     debt: Debt,
     deadline: Option<Instant>,
-) {
-    join_all(debt.0.into_iter().map(|owed| async move {
+) -> bool {
+    let paid = join_all(debt.0.into_iter().map(|owed| async move {
         let key = owed.rule.key(&owed.api_key).into_owned();
         let now = memory.now();
-        // Of a caller who shared an entry with others it is only known what it used.
-        let counts = memory
-            .kept(caller, &key)
-            .map_or(owed.units, |state| owed.counted.used(state, owed.rule.period_of(now, owed.anchor), now));
+        let counting = owed.counting(memory.kept(caller, &key), now);
+        let standing = owed.counted.standing(counting, owed.rule.period_of(now, owed.anchor), now);
+        let counts = owed.counted.capacity().get().saturating_sub(standing.remaining);
         // What the store knew of is older than what was used since, and so gone first: all of the rest is new.
         let units = owed.units.min(counts);
         if units == 0 {
-            return;
+            return true;
         }
         let charge = Charge {
             api_key: &owed.api_key,
@@ -164,10 +169,17 @@ async fn pay(
         };
         let settlement = Settlement { charge, charged: &[true], at: 0, spent: units.saturating_add(1) };
         match store.settle_now(settlement, deadline).await {
-            Ok(()) => memory.forget(caller, &key),
-            Err(StoreError::Tripped | StoreError::Disconnected) => common.local().owe_again(caller, owed),
+            Ok(()) => {
+                common.local().note_written_back(caller, &owed, standing, now);
+                memory.forget(caller, &key);
+            }
+            Err(StoreError::Tripped | StoreError::Disconnected) => {
+                common.local().owe_again(caller, owed);
+                return false;
+            }
             Err(_) => common.count_lost(),
         }
-    }))
-    .await;
+        true
+    }));
+    paid.await.into_iter().all(|paid| paid)
 }

@@ -169,3 +169,87 @@ fn a_refund_of_what_was_counted_alone_reaches_redis_as_less() {
     breaker(&gateway, "0");
     assert_eq!(gateway.get("/x").key("k").send().expect(200).remaining("window"), 97);
 }
+
+/// Freezes Redis and waits until nobody asks it.
+fn freeze(gateway: &Gateway, redis: &Redis, by: usize) {
+    redis.stop();
+    passes(gateway, by, 10);
+    breaker(gateway, "2");
+}
+
+/// Wakes Redis and waits until it decides, and has heard of all that was used.
+fn wake(gateway: &Gateway, redis: &Redis) {
+    redis.cont();
+    breaker(gateway, "0");
+    eventually("what was used to be written back", BACK_WITHIN, || {
+        (shown(gateway, "tollgate_store_debtors", &[]) == "0").then_some(())
+    });
+}
+
+#[test]
+fn a_redis_that_is_away_twice_does_not_give_a_part_twice() {
+    // What was written back was forgotten, and the caller began anew from how it had stood before the first time: each time
+    // that Redis was away it had its part again.
+    let backend = Backend::ok();
+    let redis = Redis::start();
+    let gateways = fleet(&backend, &redis, MINUTES, 1);
+    assert_eq!(passes(&gateways[0], 0, 1), 1);
+    let alone: Vec<usize> = [18, 19]
+        .into_iter()
+        .map(|other| {
+            freeze(&gateways[0], &redis, other);
+            let passed = passes(&gateways[0], 0, 10);
+            wake(&gateways[0], &redis);
+            passed
+        })
+        .collect();
+    assert_eq!(alone, [9, 0]);
+}
+
+#[test]
+fn what_was_kept_of_an_earlier_time_counts_no_more_when_redis_has_decided_since() {
+    // Who was refused while Redis was away owed nothing, so nothing was written back, and nothing forgotten: the next time that
+    // Redis was away it went on from where it had stood the first time.
+    let backend = Backend::ok();
+    let redis = Redis::start();
+    let tables = redis.tables("local", "20ms");
+    let config = Config::open(&backend)
+        .plan("p", MINUTES)
+        .key_series("k", 20, "p")
+        .route("dear", "/dear", "cost = 10")
+        .table(&tables);
+    let gateway = Gateway::start(&config);
+    eventually("Redis to decide", BACK_WITHIN, || {
+        let answer = gateway.get("/x").key("k-17").send();
+        (gateway.logged(&answer)["source"] == "store").then_some(())
+    });
+    assert_eq!(passes(&gateway, 0, 1), 1);
+    freeze(&gateway, &redis, 18);
+    gateway.get("/dear").key("k-0").send().expect(429);
+    wake(&gateway, &redis);
+    assert_eq!(passes(&gateway, 0, 10), 9);
+    freeze(&gateway, &redis, 19);
+    assert_eq!(passes(&gateway, 0, 10), 0);
+}
+
+#[test]
+fn what_has_left_its_window_is_not_written_back() {
+    // Of a caller without an entry of its own everything was written back that it had used in the whole outage: so somebody
+    // who had used nothing for a whole window was refused by the Redis that was back.
+    let backend = Backend::ok();
+    let redis = Redis::start();
+    let limits = r#"{ name = "window", limit = 5, per = "2s" }"#;
+    let tables = redis.tables("local", "20ms");
+    let config = Config::open(&backend).plan("p", limits).key_series("k", 20, "p").table(&tables);
+    let gateway = Gateway::start(&config.table("[store.memory]\nmax_callers = 1\n"));
+    eventually("Redis to decide", BACK_WITHIN, || {
+        let answer = gateway.get("/x").key("k-19").send();
+        (gateway.logged(&answer)["source"] == "store").then_some(())
+    });
+    freeze(&gateway, &redis, 18);
+    eventually("the shared entry to let it pass", BACK_WITHIN, || (passes(&gateway, 0, 5) > 0).then_some(()));
+    std::thread::sleep(Duration::from_secs(3));
+    redis.cont();
+    breaker(&gateway, "0");
+    assert_eq!(gateway.get("/x").key("k-0").send().expect(200).remaining("window"), 4);
+}

@@ -301,6 +301,36 @@ fn a_frozen_primary_holds_up_only_its_own_callers() {
     only(&samples, &[200]);
 }
 
+#[test]
+fn a_frozen_primary_is_not_blamed_on_the_one_that_keeps_a_pool() {
+    // A request has one budget. When the caller's own node had used it up, the node of the pool was given nothing, did not
+    // answer in no time, and was taken for lost, too.
+    let backend = Backend::ok();
+    let cluster = Cluster::start();
+    let key_of_pool = |route: &str| format!("tollgate:{{pool.{route}}}:pool:pool");
+    let (third, names) = (&cluster.primaries()[2], ["a", "b", "c", "d", "e", "f", "g", "h"]);
+    let route = names.into_iter().find(|route| !third.accepts(&["PTTL", &key_of_pool(route)])).unwrap();
+    let limit = r#"{ name = "window", limit = 100000, per = "10m" }"#;
+    let config = Config::open(&backend)
+        .plan("free", limit)
+        .key_series("k", 30, "free")
+        .route(route, "/pooled", &format!("limits = [{}]", limit.replace("window", "pool")))
+        .server("workers = 1")
+        .table(&cluster.tables("local", "20ms"));
+    let gateway = Gateway::start(&config);
+    let lost = callers_of_each_primary(&cluster)[2];
+    let request = Request::get("/pooled").key(&format!("k-{lost}"));
+    eventually("the cluster to decide", BACK_WITHIN, || {
+        (gateway.logged(&request.on(&mut gateway.connect()))["source"] == "store").then_some(())
+    });
+    third.stop();
+    for _ in 0..20 {
+        request.on(&mut gateway.connect()).expect(200);
+    }
+    assert_eq!(gateway.metric("tollgate_store_breaker_trips_total", &[]).to_string(), "1");
+    third.cont();
+}
+
 /// Makes the `at`-th replica the primary, and waits until the store decides for a caller that it counts.
 #[track_caller]
 fn fail_over(cluster: &Cluster, gateway: &Gateway, at: usize, caller: usize) {

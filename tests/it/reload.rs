@@ -501,10 +501,46 @@ fn only_the_operator_may_ask() {
     gateway.reload().expect(401);
     ask("POST", "wrong").expect(401);
     assert_eq!(ask("POST", "secret").expect(200).json()["result"], "unchanged");
-    assert_ne!(ask("GET", "secret").status, 200);
+    // A 404, or a 401 without a word, told an operator nothing.
+    assert_eq!(ask("GET", "secret").expect(405).header("allow"), Some("POST"));
+    assert!(ask("POST", "wrong").expect(401).text().contains("Authorization: Bearer"));
     // And nowhere else: on the public listener it is a path like any other.
     gateway.call("POST", "/v1/reload").key("k").send().expect(200);
     assert_eq!(backend.count(), 1);
+}
+
+#[test]
+fn a_reload_opens_the_admin_side_to_nobody() {
+    // Its address waits for a restart and its token did not: a file that had it listen on loopback, where none is needed,
+    // took the token from the listener that everybody can reach.
+    let backend = Backend::ok();
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("tollgate.toml");
+    let (loopback, everywhere) =
+        ("[admin]\nlisten = \"127.0.0.1:0\"", "[admin]\ntoken = \"secret\"\nlisten = \"0.0.0.0:0\"");
+    fs::write(&file, limited(&backend, 1_000).text().replacen(loopback, everywhere, 1)).unwrap();
+    let gateway = Gateway::start_on(&[&file]);
+    move_over(&file, &limited(&backend, 1_001).text());
+    comes_into_force(&gateway, 1_001, "without a token");
+    gateway.admin("/metrics").expect(401);
+    let ask = Request::new("POST", "/v1/reload").header("Authorization", "Bearer secret");
+    let report = ask.on(&mut Connection::open(gateway.admin_address())).expect(200).json();
+    assert_eq!(report["needs_restart"], serde_json::json!(["admin.listen", "admin.token"]));
+}
+
+#[test]
+fn a_pipe_in_the_place_of_a_file_stops_neither_reloads_nor_the_end() {
+    // To open a pipe waits for somebody to write into it: no reload came through any more, and SIGTERM ended nothing.
+    let backend = Backend::ok();
+    let changing = Changing::start(&limited(&backend, 1_000));
+    let gateway = &changing.gateway;
+    let pipe = changing.file.with_extension("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    fs::rename(&pipe, &changing.file).unwrap();
+    let report = gateway.reload().expect(422).json();
+    assert_eq!(report["mistakes"][0]["message"], "cannot be read: it is a pipe, and not a file");
+    move_over(&changing.file, &limited(&backend, 1_001).text());
+    comes_into_force(gateway, 1_001, "behind a pipe");
 }
 
 #[test]

@@ -92,6 +92,26 @@ fn without_reuse_port_an_address_has_one_gateway() {
 }
 
 #[test]
+fn a_gateway_that_cannot_listen_says_where_to_look() {
+    // "Is another program using the port?", for an address of another machine and for a gateway that shares no port.
+    let backend = Backend::ok();
+    let first = Gateway::start(&config(&backend, ""));
+    let address = first.address().to_string();
+    let refused = |address: &str, reuse_port: &str| {
+        let variables = [("TOLLGATE__SERVER__LISTEN", address), ("TOLLGATE__SERVER__REUSE_PORT", reuse_port)];
+        run("serve", &config(&backend, "").text(), &variables).output
+    };
+    for (address, reuse_port, question) in [
+        (&*address, "false", "(is another program using the port?)"),
+        (&*address, "true", "a gateway without server.reuse_port"),
+        ("192.0.2.1:8080", "false", "(is it an address of this machine?)"),
+    ] {
+        let output = refused(address, reuse_port);
+        assert!(output.contains(question), "{output}");
+    }
+}
+
+#[test]
 fn sockets_are_taken_by_name() {
     let backend = Backend::ok();
     let (one, two) = (TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());

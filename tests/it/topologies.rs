@@ -433,6 +433,41 @@ fn a_server_that_is_not_there_is_told_by_its_reason_and_address() {
 }
 
 #[test]
+fn a_cluster_that_nobody_tells_about_is_told_by_its_reasons() {
+    // The log was silent, and the metric said "disconnected": for a wrong address, a wrong password, and for a single server.
+    let backend = Backend::ok();
+    let (absent, locked, single) = (Redis::absent(), Redis::start(), Redis::start());
+    locked.lock();
+    let lonely = Redis::start_lonely_node();
+    let cases = [
+        (&absent, "refused", "connection refused"),
+        (&locked, "noauth", "it answered NOAUTH"),
+        (&single, "other", "it is a single server and no node of a cluster"),
+        (&lonely, "clusterdown", "it knows of no slots"),
+    ];
+    for (redis, kind, reason) in cases {
+        let address = format!("127.0.0.1:{}", redis.port());
+        let gateway = gateway(&backend, &format!("mode = \"cluster\"\nnodes = [\"redis://{address}\"]"));
+        fails_with(&gateway, kind);
+        let told = gateway.log_lines();
+        let of_cluster = |line: &&String| line.contains("no node tells who keeps which slots");
+        let lines: Vec<_> = told.iter().filter(of_cluster).collect();
+        assert_eq!(lines.len(), 1, "{told:?}");
+        assert!(lines[0].contains(&format!("{address}: {reason}")), "{}", lines[0]);
+    }
+}
+
+#[test]
+fn a_redis_in_the_place_of_a_sentinel_is_told_as_such() {
+    // "It answered ERR": the port of Redis among the nodes, and an operator who looked for the mistake in Redis.
+    let (backend, redis) = (Backend::ok(), Redis::start());
+    let url = format!("redis://127.0.0.1:{}", redis.port());
+    let gateway = gateway(&backend, &format!("mode = \"sentinel\"\nmaster_name = \"m\"\nnodes = [{url:?}]"));
+    fails_with(&gateway, "no_primary");
+    assert!(gateway.log_lines().iter().any(|line| line.contains("it is no Sentinel")));
+}
+
+#[test]
 fn a_server_that_takes_no_more_connections_is_told_by_its_reason() {
     // F17: "connection reset" sent everybody to look at the network.
     let backend = Backend::ok();

@@ -115,7 +115,7 @@ fn login(keys: &LoginKeys, context: &Context<'_>) -> Option<Login> {
         }
     };
     if let (Some(username), None) = (&keys.username, &password) {
-        context.note(Fault::new("needs a password").hint("add the one or its file"), username);
+        context.note(Fault::new("needs a password").hint("add password or password_file"), username);
         return None;
     }
     Some(Login { username: keys.username.as_ref().map(|username| username.value.clone()), password })

@@ -5,7 +5,7 @@
 
 use std::num::NonZeroU64;
 
-use super::{Algorithm, Concurrency, Limited, Micros, Period, Quota, Role, SlidingWindow, State};
+use super::{Algorithm, Concurrency, Limited, Micros, Period, Quota, Role, SlidingWindow, Standing, State};
 
 /// What a gateway may count of a limit: so many parts of so many, 1 at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,14 +91,20 @@ impl Algorithm {
         }
     }
 
-    /// Units that still count at `now`. Slots are given back, and are not use.
+    /// How a caller stands at `now` of which this is kept, asking for one unit.
     #[must_use]
-    pub fn used(&self, mut state: State, period: Period, now: Micros) -> u64 {
+    pub fn standing(&self, mut state: State, period: Period, now: Micros) -> Standing {
         let limited = Limited::new(self, &mut state, period, Role::Enforced);
         limited.algorithm.align(limited.state, period, now);
+        limited.judge(now, NonZeroU64::MIN)
+    }
+
+    /// Units that still count at `now`. Slots are given back, and are not use.
+    #[must_use]
+    pub fn used(&self, state: State, period: Period, now: Micros) -> u64 {
         match self {
             Self::Concurrency(_) => 0,
-            _ => self.capacity().get().saturating_sub(limited.judge(now, NonZeroU64::MIN).remaining),
+            _ => self.capacity().get().saturating_sub(self.standing(state, period, now).remaining),
         }
     }
 }

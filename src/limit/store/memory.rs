@@ -88,12 +88,13 @@ impl MemoryStore {
     }
 
     /// Decides at once; says where the charge was written, and which slots the request holds from now on, if any limit lends
-    /// them. `seed` says with what a limit begins of which nothing is kept, by its place and the time.
+    /// them. `seed` says with what a limit begins instead of with what is kept of it, by its place, the time, and whether
+    /// anything is kept.
     #[must_use]
     pub fn admit(
         self: &Arc<Self>,
         charge: Charge<'_>,
-        seed: impl Fn(usize, Micros) -> Option<State>,
+        seed: impl Fn(usize, Micros, bool) -> Option<State>,
     ) -> (Decision, Place, Option<MemorySlots>) {
         let (decision, place) = self.decide_somewhere(charge, seed);
         let lent = charge.rules.iter().zip(decision.charged());
@@ -137,7 +138,7 @@ impl MemoryStore {
     fn decide_somewhere(
         &self,
         charge: Charge<'_>,
-        seed: impl Fn(usize, Micros) -> Option<State>,
+        seed: impl Fn(usize, Micros, bool) -> Option<State>,
     ) -> (Decision, Place) {
         let mut stripe = self.stripe(charge.caller).lock();
         // Read behind the lock, so that time never runs backwards between two decisions of a caller.
@@ -263,8 +264,8 @@ impl MemoryStore {
     }
 }
 
-/// A limit of which nothing is kept begins with nothing.
-pub fn nothing(_: usize, _: Micros) -> Option<State> {
+/// Every limit goes on with what is kept of it.
+pub fn nothing(_: usize, _: Micros, _: bool) -> Option<State> {
     None
 }
 
@@ -304,12 +305,12 @@ impl Caller {
         &mut self,
         charge: Charge<'_>,
         now: Micros,
-        seed: impl Fn(usize, Micros) -> Option<State>,
+        seed: impl Fn(usize, Micros, bool) -> Option<State>,
     ) -> Decision {
         let keys: Keys<'_> = charge.rules.iter().map(|rule| rule.key(charge.api_key)).collect();
-        let kept = keys.iter().enumerate().map(|(at, key)| match self.take(key) {
-            State::Vacant => seed(at, now).unwrap_or_default(),
-            state => state,
+        let kept = keys.iter().enumerate().map(|(at, key)| {
+            let kept = self.take(key);
+            seed(at, now, kept != State::Vacant).unwrap_or(kept)
         });
         let mut states: SmallVec<[State; 4]> = kept.collect();
         let mut limits: SmallVec<[Limited<'_>; 4]> = charge

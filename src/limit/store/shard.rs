@@ -14,7 +14,7 @@ use crate::clock;
 use crate::limit::rule::draw;
 
 /// How often it is said that a server fails, for each kind of failure: with every request it would fill the log.
-const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
+pub(super) const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
 
 /// One server that keeps counters.
 #[derive(Debug)]
@@ -149,7 +149,7 @@ impl Shard {
                 tracing::warn!(
                     server,
                     error,
-                    "Redis fails too often: nobody asks it until it answers probes"
+                    "Redis fails too often: on_failure decides, and nobody asks it until it answers probes"
                 );
             }
             Phase::Probing => tracing::info!(server, "Redis answers probes: callers return to it"),

@@ -250,7 +250,12 @@ async fn open_until_it_works(shared: &Shared) -> Link {
         shared.common.count_failure(kind);
         if shared.shard.may_complain(kind) {
             let kind = kind.name();
-            tracing::warn!(server, kind, reason, "cannot connect to Redis; trying on in the background");
+            tracing::warn!(
+                server,
+                kind,
+                reason,
+                "cannot connect to Redis: on_failure decides; trying on in the background"
+            );
         }
         shared.status.send_replace(Status::Away);
         tokio::time::sleep(pause).await;

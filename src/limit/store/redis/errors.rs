@@ -30,6 +30,11 @@ pub(super) fn is_beyond_repair(error: &RedisError) -> bool {
     error.is_connection_dropped() || error.is_unrecoverable_error() || code(error) == Some("READONLY")
 }
 
+/// Whether the server knows no such command.
+pub(super) fn is_unknown_command(error: &RedisError) -> bool {
+    code(error) == Some("ERR") && error.detail().is_some_and(|detail| detail.contains("unknown command"))
+}
+
 /// The code that the server began its error with.
 ///
 /// Redis 6.2 has no code for an error inside of a script: there it stands somewhere in the words.
@@ -46,6 +51,9 @@ pub(super) fn reason(error: &RedisError) -> (FailureKind, String) {
     let says = |words| error.detail().is_some_and(|detail: &str| detail.contains(words));
     if says("max number of clients") {
         return (FailureKind::MaxClients, "it has as many connections as it takes (maxclients)".to_owned());
+    }
+    if says("cluster support disabled") {
+        return (FailureKind::Other, "it is a single server and no node of a cluster".to_owned());
     }
     if let Some(code) = code(error) {
         return (FailureKind::of_code(code), format!("it answered {code}"));

@@ -7,6 +7,8 @@ use ::redis::Value;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
+use crate::limit::store::shard::COMPLAIN_EVERY;
+
 /// Slots of a cluster (Redis Cluster specification, "Key distribution model").
 pub(super) const HASH_SLOTS: u16 = 16_384;
 
@@ -110,6 +112,8 @@ struct Reading {
     began: Option<Instant>,
     /// Nobody else reads before.
     claimed_until: Option<Instant>,
+    /// When it was last said that nobody tells the map.
+    complained: Option<Instant>,
 }
 
 impl Default for SharedMap {
@@ -166,6 +170,16 @@ impl SharedMap {
     /// Reading has ended; the next one may come after `pause`.
     pub(super) fn read(&self, now: Instant, pause: Duration) {
         self.reading.lock().claimed_until = Some(now + pause);
+    }
+
+    /// Whether it is time to say that nobody tells the map. Whoever asks is to say it.
+    pub(super) fn may_complain(&self, now: Instant) -> bool {
+        let last = &mut self.reading.lock().complained;
+        let is_time = last.is_none_or(|last| now.duration_since(last) >= COMPLAIN_EVERY);
+        if is_time {
+            *last = Some(now);
+        }
+        is_time
     }
 
     /// Whether the first attempt to read the map is older than `patience`.

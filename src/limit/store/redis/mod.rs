@@ -140,6 +140,12 @@ impl RedisStore {
         clock::instant() + self.kit.budget
     }
 
+    /// Whether enough is left until `deadline` for a server to be asked. One that cannot answer in time is not to blame.
+    #[must_use]
+    pub fn has_time(&self, deadline: Option<Instant>) -> bool {
+        deadline.is_none_or(|deadline| clock::instant() + self.kit.budget / 4 <= deadline)
+    }
+
     /// The slots that a request of this decision holds from now on, if any limit lends them.
     #[must_use]
     pub fn slots(&self, charge: Charge<'_>, decision: &Decision) -> Option<RedisSlot> {
@@ -220,12 +226,12 @@ impl RedisStore {
         let deadline = charge.deadline;
         let mut node = within(deadline, self.nodes.at(self.nodes.hash_slot(charge.caller))).await?;
         let mut in_passing = false;
-        for _ in 0..HOPS_MAX {
+        for hops in 0..HOPS_MAX {
             let entered = node.guard.enter(charge.caller)?;
             match entered.wait(deadline, node.decide(charge, in_passing)).await? {
                 Answer::Decided(decision) => return Ok(decision),
                 Answer::Elsewhere(redirect) => {
-                    (node, in_passing) = self.nodes.follow(redirect, node, deadline).await?;
+                    (node, in_passing) = self.nodes.follow(redirect, node, hops, deadline).await?;
                 }
             }
         }

@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 use ::redis::Value;
 use tokio::task::JoinHandle;
 
-use super::super::{Phase, StoreError};
+use super::super::{FailureKind, Phase, StoreError};
 use super::connection::{Link, Way};
+use super::errors::{self, NotOpened};
 use super::hash_slots::{HASH_SLOTS, SlotMap, hash_slot_of, split};
 use super::node::{Call, Failure, Kit, Node, Redirect};
 use super::opener::Opener;
@@ -42,6 +43,21 @@ const AGAIN: Duration = Duration::from_millis(1);
 /// A call is sent on at most so often. Its deadline ends it, not this number: while a hash slot moves, one call can need many,
 /// since it is to be repeated until all of the caller's counters are on one side.
 pub(super) const HOPS_MAX: usize = 1_000;
+
+/// So often without a pause. Two nodes that send us to each other may agree soon, if they are left in peace.
+const HOPS_AT_ONCE: usize = 8;
+
+/// Waits a little before a command is repeated.
+///
+/// # Errors
+/// When there is no time left for that.
+async fn pause(deadline: Option<Instant>) -> Result<(), StoreError> {
+    if deadline.is_some_and(|deadline| clock::instant() + AGAIN >= deadline) {
+        return Err(StoreError::Timeout);
+    }
+    tokio::time::sleep(AGAIN).await;
+    Ok(())
+}
 
 /// The servers of a store.
 #[derive(Debug)]
@@ -92,21 +108,19 @@ impl Nodes {
         }
     }
 
-    /// Whom to ask when `node` has sent us away, and whether for this once only.
+    /// Whom to ask when `node` has sent us away, after `hops` others, and whether for this once only.
     pub(super) async fn follow(
         &self,
         redirect: Redirect,
         node: Rc<Node>,
+        hops: usize,
         deadline: Option<Instant>,
     ) -> Result<(Rc<Node>, bool), StoreError> {
+        if redirect == Redirect::Again || hops >= HOPS_AT_ONCE {
+            pause(deadline).await?;
+        }
         match (redirect, self) {
-            (Redirect::Again, _) => {
-                if deadline.is_some_and(|deadline| clock::instant() + AGAIN >= deadline) {
-                    return Err(StoreError::Timeout);
-                }
-                tokio::time::sleep(AGAIN).await;
-                Ok((node, false))
-            }
+            (Redirect::Again, _) => Ok((node, false)),
             (Redirect::Moved { hash_slot, address }, Self::Cluster(cluster)) => {
                 cluster.kit.common.hash_slots().moved(hash_slot, &address);
                 cluster.kit.stale.notify_one();
@@ -124,11 +138,11 @@ impl Nodes {
     pub(super) async fn send(&self, hash_slot: u16, call: &Call) -> Result<Value, StoreError> {
         let mut node = self.at(hash_slot).await?;
         let mut in_passing = false;
-        for _ in 0..HOPS_MAX {
+        for hops in 0..HOPS_MAX {
             match node.send(call, in_passing).await {
                 Ok(answer) => return Ok(answer),
                 Err(Failure::Elsewhere(redirect)) => {
-                    (node, in_passing) = self.follow(redirect, node, None).await?;
+                    (node, in_passing) = self.follow(redirect, node, hops, None).await?;
                 }
                 Err(Failure::Store(error)) => return Err(error),
                 Err(Failure::NoScript) => {
@@ -235,14 +249,15 @@ impl Cluster {
     }
 
     /// Asks one after the other until one tells the map: those that decide first, then the others, then the seeds.
-    async fn read_map(&self) -> Option<SlotMap> {
+    /// If nobody does, what is wrong with each.
+    async fn read_map(&self) -> Result<SlotMap, Vec<NotOpened>> {
         let mut nodes = self.view().nodes.clone();
         nodes.sort_by_key(|node| node.guard.shard().phase());
         for node in nodes.iter().filter(|node| node.guard.shard().phase() == Phase::Healthy) {
             let asked = tokio::time::timeout(PATIENCE, node.ask(&cluster_slots(), false)).await;
             let map = asked.ok().and_then(Result::ok);
             if let Some(map) = map.and_then(|answer| SlotMap::read(&answer, node.guard.shard().name())) {
-                return Some(map);
+                return Ok(map);
             }
         }
         let others = nodes.iter().filter_map(|node| {
@@ -251,16 +266,31 @@ impl Cluster {
             Some((address.into(), self.seeds.first()?.1.at(host, port)))
         });
         let others: Vec<(Box<str>, Opener)> = others.collect();
+        let mut failures = Vec::new();
         for (address, opener) in others.iter().chain(&self.seeds) {
-            let asked = tokio::time::timeout(PATIENCE, async {
-                let mut link = Link::from(opener.open().await.ok()?);
-                link.ask(&cluster_slots()).await.ok()
-            });
-            if let Some(map) = asked.await.ok().flatten().and_then(|answer| SlotMap::read(&answer, address)) {
-                return Some(map);
+            match map_from(address, opener).await {
+                Ok(map) => return Ok(map),
+                Err(failure) => failures.push(failure),
             }
         }
-        None
+        Err(failures)
+    }
+
+    /// Counts that nobody tells the map, and says it now and then: before there is one no node is known that could.
+    fn complain(&self, failures: &[NotOpened]) {
+        let Some(first) = failures.first() else { return };
+        for failure in failures {
+            self.kit.common.count_failure(failure.kind);
+        }
+        if self.kit.common.hash_slots().may_complain(clock::instant()) {
+            let (kind, reasons) =
+                (first.kind.name(), failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "));
+            tracing::warn!(
+                kind,
+                reasons,
+                "no node tells who keeps which slots of the cluster: on_failure decides; trying on in the background"
+            );
+        }
     }
 }
 
@@ -270,6 +300,21 @@ impl Drop for Cluster {
             task.abort();
         }
     }
+}
+
+/// Asks one server, over a link of its own. `address` is what it is called by others.
+async fn map_from(address: &str, opener: &Opener) -> Result<SlotMap, NotOpened> {
+    let asked = tokio::time::timeout(PATIENCE, async {
+        let mut link = Link::from(opener.open().await?);
+        link.ask(&cluster_slots()).await.map_err(|error| {
+            let (kind, reason) = errors::reason(&error);
+            opener.failure(kind, reason)
+        })
+    });
+    let late = |_| opener.failure(FailureKind::Timeout, "no answer in time");
+    let answer = asked.await.map_err(late)??;
+    SlotMap::read(&answer, address)
+        .ok_or_else(|| opener.failure(FailureKind::ClusterDown, "it knows of no slots"))
 }
 
 fn cluster_slots() -> ::redis::Cmd {
@@ -288,9 +333,11 @@ async fn keep_reading(cluster: Weak<Cluster>) {
         let nodes = u32::try_from(this.seeds.len() + this.view().nodes.len()).unwrap_or(u32::MAX);
         if slots.claim(clock::instant(), PATIENCE.saturating_mul(nodes.saturating_mul(2))) {
             let map = this.read_map().await;
-            slots.read(clock::instant(), if map.is_some() { PAUSE } else { PAUSE_AWAY });
-            if let Some(map) = map {
-                slots.replace(map);
+            slots.read(clock::instant(), if map.is_ok() { PAUSE } else { PAUSE_AWAY });
+            match map {
+                Ok(map) => slots.replace(map),
+                Err(failures) if !slots.now().is_known() => this.complain(&failures),
+                Err(_) => {}
             }
         }
         let wait = if this.view().map.is_known() { PERIOD } else { PAUSE_AWAY };

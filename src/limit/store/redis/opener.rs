@@ -3,6 +3,8 @@
 //! Files with passwords and certificates are read anew for every attempt, so a rotated one is used without a restart. The
 //! library would log in by itself, but it keeps silent about why it was not let in; so we do.
 
+use std::io::Read as _;
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -214,10 +216,17 @@ impl Opener {
 
     fn bytes_of(&self, file: &Path, setting: &str) -> Result<SecretSlice<u8>, NotOpened> {
         let read = std::fs::metadata(file).and_then(|metadata| {
-            if metadata.len() > FILE_MAX {
+            // To open one waits until somebody writes into it.
+            if metadata.file_type().is_fifo() {
+                return Err(std::io::Error::other("it is a pipe, and not a file"));
+            }
+            // What it says of its length need not be so: that of a device is 0.
+            let mut bytes = Vec::new();
+            std::fs::File::open(file)?.take(FILE_MAX + 1).read_to_end(&mut bytes)?;
+            if bytes.len() as u64 > FILE_MAX {
                 return Err(std::io::Error::other(format!("it is larger than {FILE_MAX} bytes")));
             }
-            std::fs::read(file)
+            Ok(bytes)
         });
         match read {
             Ok(bytes) => Ok(bytes.into()),
@@ -225,7 +234,8 @@ impl Opener {
         }
     }
 
-    fn failure(&self, kind: FailureKind, reason: impl Into<String>) -> NotOpened {
+    /// Why this server is of no use.
+    pub(super) fn failure(&self, kind: FailureKind, reason: impl Into<String>) -> NotOpened {
         NotOpened { kind, server: self.address.clone(), reason: reason.into() }
     }
 }
@@ -275,6 +285,19 @@ mod tests {
         for answer in [Value::Nil, texts(&[]), texts(&["master"]), texts(&["sentinel"])] {
             assert!(!says_replica(&answer), "{answer:?}");
         }
+    }
+
+    /// The length of a device is 0, and it was read without end; to open a pipe waits for ever.
+    #[test]
+    fn a_password_file_that_never_ends_is_refused() {
+        let opener = Opener::new(&"redis://redis.example".into()).unwrap();
+        let endless = opener.bytes_of(Path::new("/dev/zero"), "password_file").unwrap_err();
+        assert!(endless.reason.contains("larger than"), "{endless:?}");
+        let directory = tempfile::tempdir().unwrap();
+        let pipe = directory.path().join("pipe");
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let pipe = opener.bytes_of(&pipe, "password_file").unwrap_err();
+        assert!(pipe.reason.contains("a pipe"), "{pipe:?}");
     }
 
     /// The address is in log lines; the rest of a URL may be a secret.

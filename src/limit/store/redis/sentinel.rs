@@ -135,6 +135,9 @@ impl Sentinels {
         let mut question = ::redis::cmd("SENTINEL");
         question.arg("get-master-addr-by-name").arg(&self.master_name);
         let answer = ask(&mut link, &question).await.map_err(|error| {
+            if errors::is_unknown_command(&error) {
+                return no_primary(sentinel.address(), "it is no Sentinel");
+            }
             let (kind, reason) = errors::reason(&error);
             NotOpened { kind, server: sentinel.address().to_owned(), reason }
         })?;
