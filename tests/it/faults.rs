@@ -950,7 +950,8 @@ fn out9_a_minute_of_calls_that_were_given_up_piles_up_nowhere() {
 }
 
 #[test]
-fn out4_a_store_that_is_late_one_time_in_ten_is_believed_in_again() {
+#[ignore = "takes minutes: ./test long"]
+fn out4_a_store_that_is_late_one_time_in_ten_is_believed_in_again_within_minutes() {
     // OUT-4: after two bad returns every probe of many had to be answered in time, in a row. A share of late replies that
     // trips nobody kept the limits off for good.
     let stand = Stand::start("local", "20ms");
@@ -970,5 +971,5 @@ fn out4_a_store_that_is_late_one_time_in_ten_is_believed_in_again() {
         stand.proxy.set(Fault { of: SCRIPTS, late: (1, Duration::from_millis(30)), ..Fault::NONE });
     });
     only(&samples, &[200]);
-    becomes(&stand.gateway, HEALTHY, Duration::from_secs(90));
+    becomes(&stand.gateway, HEALTHY, Duration::from_secs(180));
 }
