@@ -1,4 +1,4 @@
--- Says that a gateway lives, and counts those that do: while Redis is away each of them counts its part of the limits.
+-- Says that a gateway lives, and counts those that do: while Redis is away each of them counts its share of the limits.
 --
 -- KEYS  the set of gateways, each with the moment from which it no longer counts
 -- ARGV  the gateway's id, microseconds for which it counts

@@ -53,6 +53,12 @@ const SWEEP_EVERY: Duration = Duration::from_secs(1);
 /// How long the workers may take to end when nothing is left for them to do.
 const WORKERS_END: Duration = Duration::from_millis(500);
 
+/// Descriptors for everything but clients and backends: listeners, workers, Redis, files.
+const DESCRIPTORS_OF_ITS_OWN: u64 = 256;
+
+/// How often the process looks how much memory it uses.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
 /// How a gateway is asked to stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stop {
@@ -61,12 +67,6 @@ pub enum Stop {
     /// As a person at a terminal does: nobody has to notice anything.
     Soon,
 }
-
-/// Descriptors for everything but clients and backends: listeners, workers, Redis, files.
-const DESCRIPTORS_OF_ITS_OWN: u64 = 256;
-
-/// How often the process looks how much memory it uses.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Why a gateway cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -199,7 +199,7 @@ impl Gateway {
     /// When a listener breaks.
     pub async fn run(self, stop: impl Future<Output = Stop>) -> Result<(), StartError> {
         let Self { settings, gate, overload, memory, admin, reloader, reloads: _, public, private } = self;
-        let (readiness, drain) = (admin.draining(), Drain::default());
+        let (draining, drain) = (admin.draining(), Drain::default());
         let life = Life { drain: drain.clone(), overload: overload.clone() };
         let door = public.door()?;
         let (ended, mut workers) = mpsc::channel(1);
@@ -213,7 +213,7 @@ impl Gateway {
         let watching = watch_memory(overload, settings.server.max_memory);
         let stopping = async {
             let stop = stop.await;
-            readiness.begin();
+            draining.begin();
             drain.leave();
             if stop == Stop::AfterDelay {
                 tracing::info!(connections = drain.connections(), "stopping: telling clients to go");

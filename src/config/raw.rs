@@ -165,7 +165,7 @@ impl AdminSection {
 /// What a gateway counts by itself while the store cannot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LocalShare {
-    /// An equal part for each gateway that lives.
+    /// An equal share for each gateway that lives.
     Equal,
     /// So many hundredths, from 1 to 100.
     Percent(NonZeroU64),

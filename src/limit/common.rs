@@ -22,7 +22,7 @@ pub struct Common {
     /// Connections to a Redis that may evict.
     evicting: AtomicU64,
     shards: Mutex<Shards>,
-    slots: SharedMap,
+    hash_slots: SharedMap,
     local: Local,
     /// Nobody counts the gateways again before.
     counted_until: Mutex<Option<Instant>>,
@@ -37,7 +37,7 @@ impl Default for Common {
             failures: Failures::default(),
             evicting: AtomicU64::new(0),
             shards: Mutex::default(),
-            slots: SharedMap::default(),
+            hash_slots: SharedMap::default(),
             local: Local::default(),
             counted_until: Mutex::default(),
         }
@@ -157,9 +157,9 @@ impl Common {
         is_due
     }
 
-    /// Which node of a cluster keeps which slot.
-    pub(super) fn slots(&self) -> &SharedMap {
-        &self.slots
+    /// Which node of a cluster keeps which hash slot.
+    pub(super) fn hash_slots(&self) -> &SharedMap {
+        &self.hash_slots
     }
 
     /// The server at this address, which is told from all others by it.

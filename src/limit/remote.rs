@@ -25,7 +25,7 @@ use super::store::{
 pub(super) struct Remote {
     pub(super) store: Rc<RedisStore>,
     pub(super) common: Arc<Common>,
-    /// What this gateway counts by itself; `None`: an equal part for each that lives.
+    /// What this gateway counts by itself; `None`: an equal share for each that lives.
     share: Option<Share>,
     /// What writes back the use of callers that do not come by themselves; `None` before the worker is connected.
     paying: OnceCell<JoinHandle<()>>,
@@ -95,7 +95,7 @@ impl Remote {
     /// Writes back what the caller has used while the store was away, before the store decides for it again.
     pub(super) async fn collect(&self, charge: Charge<'_>, memory: &MemoryStore) {
         let local = self.common.local();
-        if !local.is_owed() || !self.store.admits(charge.caller) {
+        if !local.is_owed() || !self.store.admits_beyond_doubt(charge.caller) {
             return;
         }
         if let Some(debt) = local.take(charge.caller) {
@@ -125,7 +125,7 @@ async fn keep_paying(store: Weak<RedisStore>, common: Arc<Common>, memory: Arc<M
             if !common.local().is_owed() {
                 break;
             }
-            let debtors = common.local().debtors(PAYING_MAX, |caller| store.admits(caller));
+            let debtors = common.local().debtors(PAYING_MAX, |caller| store.admits_beyond_doubt(caller));
             if debtors.is_empty() {
                 break;
             }

@@ -101,7 +101,7 @@ impl Rule {
         Self { enforcement: Enforcement::Percent(percent), ..self }
     }
 
-    /// The part of the limit that a gateway with this share counts by itself, for a request that takes `cost`.
+    /// The limit as a gateway with this share counts it by itself, for a request that takes `cost`.
     #[must_use]
     pub fn shared(&self, share: Share, cost: NonZeroU64) -> Self {
         Self { algorithm: self.algorithm.shared(share, cost), ..self.clone() }

@@ -122,19 +122,6 @@ pub(super) fn names_of(upstream: &UpstreamSettings) -> impl Iterator<Item = &str
 mod tests {
     use super::*;
 
-    fn upstream(targets: &[&str]) -> UpstreamSettings {
-        UpstreamSettings {
-            name: "api".into(),
-            targets: targets.iter().map(|target| target.parse().unwrap()).collect(),
-            preserve_host: false,
-            connect_timeout: Duration::from_secs(1),
-            head_timeout: Duration::from_secs(1),
-            idle_timeout: Duration::from_secs(1),
-            pool_idle_timeout: Duration::from_secs(1),
-            resolve_every: Duration::from_secs(30),
-        }
-    }
-
     fn addresses(texts: &[&str]) -> BTreeSet<IpAddr> {
         texts.iter().map(|text| text.parse().unwrap()).collect()
     }
@@ -143,7 +130,7 @@ mod tests {
     fn only_names_are_followed() {
         let targets =
             ["http://a.example.test", "http://10.0.0.1:80", "http://[::1]:80", "http://A.example.test:81"];
-        let upstream = upstream(&targets);
+        let upstream = UpstreamSettings::for_tests(targets);
         let mut names = Names::default();
         names.follow(std::slice::from_ref(&upstream));
         assert_eq!(names.known.keys().map(|name| &**name).collect::<Vec<_>>(), ["a.example.test"]);
@@ -154,7 +141,7 @@ mod tests {
     #[test]
     fn a_name_has_moved_when_it_stands_for_others_than_before() {
         let mut names = Names::default();
-        names.follow(&[upstream(&["http://a.example.test"])]);
+        names.follow(&[UpstreamSettings::for_tests(["http://a.example.test"])]);
         let mut answer = |texts: &[&str]| names.answered("a.example.test", addresses(texts));
         // The first answer is what connections were opened to already.
         assert!(!answer(&["10.0.0.1", "10.0.0.2"]));

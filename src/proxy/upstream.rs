@@ -36,6 +36,23 @@ pub struct UpstreamSettings {
     pub resolve_every: Duration,
 }
 
+#[cfg(test)]
+impl UpstreamSettings {
+    /// The upstream `api` with these targets, patient.
+    pub(super) fn for_tests<'a>(targets: impl IntoIterator<Item = &'a str>) -> Self {
+        Self {
+            name: Arc::from("api"),
+            targets: targets.into_iter().map(|url| Url::parse(url).unwrap()).collect(),
+            preserve_host: false,
+            connect_timeout: Duration::from_secs(5),
+            head_timeout: Duration::from_secs(5),
+            idle_timeout: Duration::from_secs(5),
+            pool_idle_timeout: Duration::from_secs(4),
+            resolve_every: Duration::from_secs(30),
+        }
+    }
+}
+
 /// Why [`Upstreams::new`] failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
@@ -394,16 +411,7 @@ mod tests {
     #[test]
     fn targets_take_turns_and_each_is_offered_once() {
         let targets = ["http://a.test", "http://b.test", "http://c.test"];
-        let settings = UpstreamSettings {
-            name: Arc::from("api"),
-            targets: targets.iter().map(|url| Url::parse(url).unwrap()).collect(),
-            preserve_host: false,
-            connect_timeout: Duration::from_secs(1),
-            head_timeout: Duration::from_secs(1),
-            idle_timeout: Duration::from_secs(1),
-            pool_idle_timeout: Duration::from_secs(1),
-            resolve_every: Duration::from_secs(30),
-        };
+        let settings = UpstreamSettings::for_tests(targets);
         let upstreams = Upstreams::new(&[settings]).unwrap();
         let upstream = upstreams.get("api").unwrap();
         let offered = || {

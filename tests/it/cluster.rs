@@ -1,9 +1,13 @@
 //! Redis Cluster, three primaries with a replica each: exact counts, slots that move, a failover, nodes that are lost.
 
 use std::collections::HashMap;
+use std::io::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::support::backend::{After, response};
 use crate::support::load::{only, under_load};
 use crate::support::{Backend, Cluster, Config, Gateway, Request, eventually};
 
@@ -166,6 +170,48 @@ fn a_call_that_a_move_holds_up_is_left_to_the_policy() {
     }
     slot.finish();
     eventually("the store to decide", BACK_WITHIN, || is_decided_by_the_store(&gateway, 0).then_some(()));
+}
+
+#[test]
+fn what_is_given_back_while_a_slot_moves_arrives() {
+    // A message was sent on sixteen times at most, some 30 ms: what was given back while the counters of a caller lay on both
+    // sides was lost.
+    let is_split = Arc::new(AtomicBool::new(false));
+    let may_answer = Arc::clone(&is_split);
+    let backend = Backend::with(move |request, stream| {
+        while request.target() == "/dear" && !may_answer.load(Ordering::SeqCst) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        stream.write_all(&response("200 OK", &[], b"ok"))?;
+        Ok(After::Keep)
+    });
+    let cluster = Cluster::start();
+    let config = Config::open(&backend)
+        .plan(
+            "several",
+            r#"{ name = "window", limit = 100, per = "10m" }, { name = "hour", limit = 100, per = "1h" }"#,
+        )
+        .key("k", "one", "several")
+        .route("dear", "/dear", "cost = 10\nrefund_on = [200]")
+        .table(&cluster.tables("deny", "2s"));
+    let gateway = Gateway::start(&config);
+    let left = || gateway.get("/x").key("k").send().expect(200).remaining("window");
+    assert_eq!(left(), 99);
+    let [window, hour] = ["window", "hour"].map(|limit| format!("tollgate:{{acct.one}}:plan:{limit}"));
+    let before = backend.count();
+    let mut dear = gateway.raw(&Request::get("/dear").key("k").to_bytes());
+    eventually("the call to reach the backend", BACK_WITHIN, || (backend.count() > before).then_some(()));
+    let slot = cluster.begin_move(&window);
+    slot.carry(&[&window]);
+    is_split.store(true, Ordering::SeqCst);
+    dear.answer("GET").expect(200);
+    thread::sleep(Duration::from_millis(150));
+    slot.carry(&[&hour]);
+    slot.finish();
+    // A message takes half a second at most: then it has arrived, or is lost.
+    thread::sleep(Duration::from_millis(600));
+    let lost = gateway.metric("tollgate_store_messages_lost_total", &[]);
+    assert_eq!((left(), lost.to_string().as_str()), (98, "0"));
 }
 
 /// Moves the slot of a caller to another primary, its keys in these groups, slowly enough for calls to meet every stage.

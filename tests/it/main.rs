@@ -17,7 +17,7 @@
 //! | `slots` | requests in flight, calendar quotas |
 //! | `redis` | keys, expiry, scripts, restart, memory that is full |
 //! | `cluster` | Redis Cluster: exact counts, slots that move, a failover, nodes that are lost |
-//! | `alone` | Redis away: parts of limits, what is gone on from, what is written back |
+//! | `alone` | Redis away: shares of limits, what is gone on from, what is written back |
 //! | `stopping` | the end of a gateway: what is in flight, what clients are told, signals and exit codes |
 //! | `restarting` | sockets that are handed over or shared: nobody is refused or reset |
 //! | `overload` | more requests, bodies or connections than there is room for |

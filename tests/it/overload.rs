@@ -13,7 +13,7 @@ use crate::support::{Backend, Config, Connection, Gateway, Request, eventually};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Callers `k-low`, `k-normal` and `k-high`, each on the plan of its priority, with 1,000 calls an hour.
+/// Callers `k-low`, `k-normal` and `k-high`, each on the plan of its priority, with 100,000 calls an hour.
 fn with_priorities(backend: &Backend, server: &str) -> Config {
     let config = Config::open(backend).server(server);
     ["low", "normal", "high"].into_iter().fold(config, |config, priority| {

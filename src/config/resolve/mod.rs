@@ -2,11 +2,11 @@
 //!
 //! Each part resolves to `None` when something in it is a mistake; the mistake is noted, and the other parts go on.
 
-mod counters;
 mod identity;
 mod plans;
 mod routes;
 mod settings;
+mod store;
 
 use super::files::Files;
 use super::mistakes::{Fault, Notes};

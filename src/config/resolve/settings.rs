@@ -1,17 +1,15 @@
-//! The settings of the process: listeners, store, upstreams, log.
+//! The settings of the process: listeners, upstreams, log.
 
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
 use secrecy::{ExposeSecret as _, SecretString};
 
-use super::{Context, counters};
+use super::{Context, store};
 use crate::config::mistakes::{Fault, Origin};
-use crate::config::raw::{AdminSection, Raw, ServerSection, StoreSection, StoreWord, UpstreamSection};
+use crate::config::raw::{AdminSection, Raw, ServerSection, UpstreamSection};
 use crate::config::reader::{Scalar, Written};
-use crate::config::settings::{
-    AdminSettings, LogSettings, ServerSettings, Settings, StoreKind, StoreSettings,
-};
+use crate::config::settings::{AdminSettings, LogSettings, ServerSettings, Settings};
 use crate::config::words;
 use crate::proxy::UpstreamSettings;
 
@@ -19,7 +17,7 @@ pub(super) fn resolve(raw: &Raw, context: &Context<'_>) -> Option<Settings> {
     check_listeners(raw, context);
     let server = server(&raw.server, context);
     let admin = admin(&raw.admin, context);
-    let store = store(&raw.store, context);
+    let store = store::resolve(&raw.store, context);
     let upstreams = raw.upstreams.iter().map(|section| upstream(section, context));
     let upstreams = upstreams.collect::<Vec<_>>().into_iter().collect::<Option<_>>();
     Some(Settings {
@@ -85,15 +83,6 @@ fn admin(section: &AdminSection, context: &Context<'_>) -> Option<AdminSettings>
         context.note(fault, listen);
     }
     Some(AdminSettings { listen: listen.value, token })
-}
-
-fn store(section: &StoreSection, context: &Context<'_>) -> Option<StoreSettings> {
-    let redis = counters::resolve(section, context);
-    let kind = match section.kind.as_ref()?.value {
-        StoreWord::Memory => StoreKind::Memory,
-        StoreWord::Redis => StoreKind::Redis(Box::new(redis?)),
-    };
-    Some(StoreSettings { kind, max_callers: usize::try_from(section.max_callers.as_ref()?.value).ok()? })
 }
 
 /// The secret in a file, without the line ends behind it. A relative path starts where the path is written.

@@ -1,4 +1,4 @@
-//! Counting a part of a limit: what one of several gateways does that cannot reach the store they share.
+//! Counting a share of a limit: what one of several gateways does that cannot reach the store they share.
 //!
 //! Each counts its share of every limit on its own. So all of them together admit about the limit, and never more than the
 //! sum of their shares.
@@ -21,7 +21,7 @@ impl Share {
     /// All of it.
     pub const WHOLE: Self = Self { part: NonZeroU64::MIN, of: NonZeroU64::MIN };
 
-    /// An equal part for each of so many gateways.
+    /// An equal share for each of so many gateways.
     #[must_use]
     pub fn of_each(gateways: NonZeroU64) -> Self {
         Self { part: NonZeroU64::MIN, of: gateways }
@@ -136,7 +136,7 @@ mod tests {
         }
         // One each is the least: so many may be more than the limit.
         assert_eq!(Share::of_each(n(5)).of_limit(n(3), n(1)), n(1));
-        // A request that fits the whole limit fits the part.
+        // A request that fits the whole limit fits the share.
         assert_eq!(Share::of_each(n(5)).of_limit(n(10), n(4)), n(4));
         assert_eq!(Share::of_each(n(5)).of_limit(n(10), n(11)), n(10));
         assert_eq!(

@@ -8,17 +8,17 @@ macro_rules! kinds {
     ($($(#[doc = $doc:literal])+ $kind:ident $name:literal,)+) => {
         /// In what way a store failed.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum FailureKind {
+        pub(in crate::limit) enum FailureKind {
             $($(#[doc = $doc])+ $kind,)+
         }
 
         impl FailureKind {
             /// All of them.
-            pub const ALL: &[Self] = &[$(Self::$kind,)+];
+            pub(in crate::limit) const ALL: &[Self] = &[$(Self::$kind,)+];
 
             /// Its name, as the label of a metric has it.
             #[must_use]
-            pub fn name(self) -> &'static str {
+            pub(in crate::limit) fn name(self) -> &'static str {
                 match self {
                     $(Self::$kind => $name,)+
                 }
@@ -72,11 +72,11 @@ kinds! {
     Misconf "misconf",
     /// `NOREPLICAS`: too few replicas are in step.
     NoReplicas "noreplicas",
-    /// `CLUSTERDOWN`: the cluster does not cover this slot, or has no majority.
+    /// `CLUSTERDOWN`: the cluster does not cover this hash slot, or has no majority.
     ClusterDown "clusterdown",
     /// `MASTERDOWN`: a replica has lost its primary.
     MasterDown "masterdown",
-    /// `MOVED`, `ASK`, `TRYAGAIN`: the slot is on its way.
+    /// `MOVED`, `ASK`, `TRYAGAIN`: the hash slot is on its way.
     Moved "moved",
     /// It has as many connections as it takes.
     MaxClients "maxclients",
@@ -87,7 +87,7 @@ kinds! {
 impl FailureKind {
     /// The kind of an error by the code that a Redis begins it with.
     #[must_use]
-    pub fn of_code(code: &str) -> Self {
+    pub(in crate::limit) fn of_code(code: &str) -> Self {
         match code {
             "READONLY" => Self::ReadOnly,
             "LOADING" => Self::Loading,
@@ -115,7 +115,7 @@ impl FailureKind {
 impl StoreError {
     /// In what way the store failed.
     #[must_use]
-    pub fn kind(&self) -> FailureKind {
+    pub(in crate::limit) fn kind(&self) -> FailureKind {
         match self {
             Self::Timeout => FailureKind::Timeout,
             Self::Saturated => FailureKind::Saturated,

@@ -1,6 +1,6 @@
 //! Counters in this process: nothing to install, shared by all workers, bounded, expiring.
 //!
-//! All limits of a caller live in one entry, and entries are spread over shards by a keyed hash of the caller; so one
+//! All limits of a caller live in one entry, and entries are spread over stripes by a keyed hash of the caller; so one
 //! lock makes a decision atomic, and callers hardly ever wait for each other.
 //!
 //! Everything has an end. A caller whose limits are all as good as new is forgotten. At `max_callers`, who is not known
@@ -22,8 +22,8 @@ use crate::clock::{Clock, Micros};
 use crate::limit::algorithm::{self, Limited, State};
 use crate::limit::{Anchor, Rule};
 
-/// Shards of the table, each with a lock of its own.
-const SHARDS: usize = 64;
+/// Stripes of the table, each with a lock of its own.
+const STRIPES: usize = 64;
 
 /// A full table looks for expired callers at most so often, in microseconds: the search costs more than a decision.
 const SWEEP_PAUSE: Micros = 100_000;
@@ -33,7 +33,7 @@ const SWEEP_PAUSE: Micros = 100_000;
 pub struct MemoryStore {
     clock: Arc<dyn Clock>,
     hasher: RandomState,
-    shards: Box<[Mutex<Shard>]>,
+    stripes: Box<[Mutex<Stripe>]>,
     /// What callers of a plan share that came when the table was full. As many entries as there are plans and pools.
     overflow: Mutex<HashMap<Box<str>, Caller>>,
     max_callers: AtomicUsize,
@@ -45,7 +45,7 @@ pub struct MemoryStore {
 type Keys<'a> = SmallVec<[Cow<'a, Arc<str>>; 4]>;
 
 #[derive(Debug, Default)]
-struct Shard {
+struct Stripe {
     callers: HashMap<Box<str>, Caller>,
     swept: Micros,
 }
@@ -65,7 +65,7 @@ impl MemoryStore {
         Self {
             clock,
             hasher: RandomState::new(),
-            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            stripes: (0..STRIPES).map(|_| Mutex::default()).collect(),
             overflow: Mutex::default(),
             max_callers: AtomicUsize::new(max_callers),
             callers: AtomicUsize::new(0),
@@ -117,14 +117,14 @@ impl MemoryStore {
         let charge = settlement.charge;
         match place {
             Place::Own => {
-                let mut shard = self.shard(charge.caller).lock();
+                let mut stripe = self.stripe(charge.caller).lock();
                 let now = self.clock.now();
-                if let Some(caller) = shard.callers.get_mut(charge.caller) {
+                if let Some(caller) = stripe.callers.get_mut(charge.caller) {
                     caller.settle(settlement, now);
-                } else if settlement.spent > charge.cost.get() && self.has_room(&mut shard, now) {
+                } else if settlement.spent > charge.cost.get() && self.has_room(&mut stripe, now) {
                     let mut caller = self.newcomer(charge.plan, now);
                     caller.settle(settlement, now);
-                    shard.callers.insert(charge.caller.into(), caller);
+                    stripe.callers.insert(charge.caller.into(), caller);
                     self.callers.fetch_add(1, Ordering::Relaxed);
                 }
             }
@@ -140,14 +140,14 @@ impl MemoryStore {
         charge: Charge<'_>,
         seed: impl Fn(usize, Micros, bool) -> Option<State>,
     ) -> (Decision, Place) {
-        let mut shard = self.shard(charge.caller).lock();
+        let mut stripe = self.stripe(charge.caller).lock();
         // Read behind the lock, so that time never runs backwards between two decisions of a caller.
         let now = self.clock.now();
-        if let Some(caller) = shard.callers.get_mut(charge.caller) {
+        if let Some(caller) = stripe.callers.get_mut(charge.caller) {
             return (caller.decide(charge, now, seed), Place::Own);
         }
-        if !self.has_room(&mut shard, now) {
-            drop(shard);
+        if !self.has_room(&mut stripe, now) {
+            drop(stripe);
             self.overflowed.fetch_add(1, Ordering::Relaxed);
             let mut overflow = self.overflow.lock();
             let shared = overflow.entry(charge.plan.into()).or_default();
@@ -157,7 +157,7 @@ impl MemoryStore {
         let decision = caller.decide(charge, now, seed);
         // Who is refused at once has used nothing, unless something was known of it.
         if caller.expires > now || caller.holds_slots() {
-            shard.callers.insert(charge.caller.into(), caller);
+            stripe.callers.insert(charge.caller.into(), caller);
             self.callers.fetch_add(1, Ordering::Relaxed);
         }
         (decision, Place::Own)
@@ -166,15 +166,15 @@ impl MemoryStore {
     /// What is kept of a caller alone for a limit, by its key.
     #[must_use]
     pub fn kept(&self, caller: &str, key: &str) -> Option<State> {
-        let shard = self.shard(caller).lock();
-        let limits = &shard.callers.get(caller)?.limits;
+        let stripe = self.stripe(caller).lock();
+        let limits = &stripe.callers.get(caller)?.limits;
         limits.iter().find(|(name, _)| **name == *key).map(|(_, state)| state.clone())
     }
 
     /// Forgets that.
     pub fn forget(&self, caller: &str, key: &str) {
-        let mut shard = self.shard(caller).lock();
-        if let Some(caller) = shard.callers.get_mut(caller) {
+        let mut stripe = self.stripe(caller).lock();
+        if let Some(caller) = stripe.callers.get_mut(caller) {
             caller.take(key);
         }
     }
@@ -188,8 +188,8 @@ impl MemoryStore {
     fn give_back(&self, slots: &MemorySlots) {
         match slots.place {
             Place::Own => {
-                let mut shard = self.shard(&slots.caller).lock();
-                shard
+                let mut stripe = self.stripe(&slots.caller).lock();
+                stripe
                     .callers
                     .get_mut(&*slots.caller)
                     .into_iter()
@@ -214,17 +214,17 @@ impl MemoryStore {
         self.overflowed.load(Ordering::Relaxed)
     }
 
-    /// Forgets the expired callers of one shard, the `turn`-th in an endless round. Called about once a second, so that
+    /// Forgets the expired callers of one stripe, the `turn`-th in an endless round. Called about once a second, so that
     /// memory falls back after a rush without anybody ever waiting for the whole table.
     pub fn sweep(&self, turn: usize) {
         let now = self.clock.now();
-        let mut shard = self.shards[turn % SHARDS].lock();
-        self.forget_expired(&mut shard, now);
+        let mut stripe = self.stripes[turn % STRIPES].lock();
+        self.forget_expired(&mut stripe, now);
     }
 
-    fn shard(&self, caller: &str) -> &Mutex<Shard> {
+    fn stripe(&self, caller: &str) -> &Mutex<Stripe> {
         // The remainder is below 64, whatever `usize` is.
-        &self.shards[usize::try_from(self.hasher.hash_one(caller) % SHARDS as u64).unwrap_or(0)]
+        &self.stripes[usize::try_from(self.hasher.hash_one(caller) % STRIPES as u64).unwrap_or(0)]
     }
 
     /// What a caller begins with that gets an entry of its own.
@@ -244,22 +244,22 @@ impl MemoryStore {
         }
     }
 
-    fn has_room(&self, shard: &mut Shard, now: Micros) -> bool {
+    fn has_room(&self, stripe: &mut Stripe, now: Micros) -> bool {
         let full = || self.callers.load(Ordering::Relaxed) >= self.max_callers.load(Ordering::Relaxed);
-        if full() && now.saturating_sub(shard.swept) >= SWEEP_PAUSE {
-            self.forget_expired(shard, now);
+        if full() && now.saturating_sub(stripe.swept) >= SWEEP_PAUSE {
+            self.forget_expired(stripe, now);
         }
         !full()
     }
 
-    fn forget_expired(&self, shard: &mut Shard, now: Micros) {
-        let before = shard.callers.len();
-        shard.swept = now;
-        shard.callers.retain(|_, caller| caller.expires > now || caller.holds_slots());
-        let after = shard.callers.len();
+    fn forget_expired(&self, stripe: &mut Stripe, now: Micros) {
+        let before = stripe.callers.len();
+        stripe.swept = now;
+        stripe.callers.retain(|_, caller| caller.expires > now || caller.holds_slots());
+        let after = stripe.callers.len();
         self.callers.fetch_sub(before - after, Ordering::Relaxed);
-        if after < shard.callers.capacity() / 4 {
-            shard.callers.shrink_to(after * 2);
+        if after < stripe.callers.capacity() / 4 {
+            stripe.callers.shrink_to(after * 2);
         }
     }
 }
@@ -416,7 +416,7 @@ mod tests {
         assert_eq!((store.callers(), store.overflowed()), (2, 4));
         // Once a and b have expired there is room again.
         clock.advance(Duration::from_secs(2));
-        (0..SHARDS).for_each(|turn| store.sweep(turn));
+        (0..STRIPES).for_each(|turn| store.sweep(turn));
         assert_eq!(store.callers(), 0);
         assert!(ask("c") && ask("c") && !ask("c"));
     }
@@ -427,7 +427,7 @@ mod tests {
         let store = MemoryStore::new(1, clock.clone());
         let rules = rules(2);
         let ask = |caller| store.decide_now(charge(caller, &rules)).allowed;
-        let sweep = || (0..SHARDS).for_each(|turn| store.sweep(turn));
+        let sweep = || (0..STRIPES).for_each(|turn| store.sweep(turn));
         assert!(ask("a"));
         clock.advance(Duration::from_millis(500));
         assert!(ask("b") && ask("b") && !ask("b"));
@@ -459,13 +459,13 @@ mod tests {
         assert!(held.is_some());
         // There is room again, and c takes the shared usage over, but not the slot of b.
         clock.advance(Duration::from_secs(2));
-        (0..SHARDS).for_each(|turn| store.sweep(turn));
+        (0..STRIPES).for_each(|turn| store.sweep(turn));
         let (decision, _, own) = store.admit(charge("c", &both), nothing);
         assert!(decision.allowed);
         drop((held, own));
         for caller in ["b", "c"] {
             clock.advance(Duration::from_secs(20));
-            (0..SHARDS).for_each(|turn| store.sweep(turn));
+            (0..STRIPES).for_each(|turn| store.sweep(turn));
             assert!(store.admit(charge(caller, &both), nothing).0.allowed, "{caller}");
         }
     }

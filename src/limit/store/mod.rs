@@ -12,14 +12,14 @@ use std::num::NonZeroU64;
 use std::time::Instant;
 
 pub use breaker::Phase;
-pub use failure::FailureKind;
+pub(super) use failure::FailureKind;
 pub use memory::{MemorySlots, MemoryStore, Place, nothing};
 pub use redis::{
     Identity, Login, OpenError, Password, RedisSettings, RedisSlot, RedisStore, SentinelSettings, Server,
     Tls, Topology,
 };
 pub(super) use redis::{SharedMap, process_name};
-pub use shard::Shard;
+pub(super) use shard::Shard;
 
 use super::algorithm::Micros;
 use super::calendar::Anchor;

@@ -18,7 +18,7 @@ pub(super) const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
 
 /// One server that keeps counters.
 #[derive(Debug)]
-pub struct Shard {
+pub(in crate::limit) struct Shard {
     /// What the log calls it. No secret.
     name: Box<str>,
     breaker: Mutex<Breaker>,
@@ -32,7 +32,7 @@ pub struct Shard {
 impl Shard {
     /// A server that nobody has asked yet.
     #[must_use]
-    pub fn new(name: &str) -> Self {
+    pub(in crate::limit) fn new(name: &str) -> Self {
         Self {
             name: name.into(),
             breaker: Mutex::new(Breaker::new(clock::instant())),
@@ -44,26 +44,26 @@ impl Shard {
 
     /// What the log calls it.
     #[must_use]
-    pub fn name(&self) -> &str {
+    pub(in crate::limit) fn name(&self) -> &str {
         &self.name
     }
 
     /// Whether it may be asked for this caller.
     #[must_use]
-    pub fn admits(&self, caller: &str) -> bool {
+    pub(in crate::limit) fn admits(&self, caller: &str) -> bool {
         self.with(|breaker, now| breaker.admits(now, || draw(caller)), None)
     }
 
     /// Whether it may be asked for this caller, and there is no doubt that it will answer.
     #[must_use]
-    pub fn admits_beyond_doubt(&self, caller: &str) -> bool {
+    pub(in crate::limit) fn admits_beyond_doubt(&self, caller: &str) -> bool {
         let admits =
             |breaker: &mut Breaker, now| breaker.is_beyond_doubt(now) && breaker.admits(now, || draw(caller));
         self.with(admits, None)
     }
 
     /// A call was answered, or failed like this.
-    pub fn record(&self, outcome: Result<(), &StoreError>) {
+    pub(in crate::limit) fn record(&self, outcome: Result<(), &StoreError>) {
         self.with(|breaker, now| breaker.record(now, outcome.is_ok()), outcome.err());
         if let Err(error @ (StoreError::Refused(_) | StoreError::Nonsense(_))) = outcome {
             self.complain(error);
@@ -72,41 +72,41 @@ impl Shard {
 
     /// Where its breaker stands.
     #[must_use]
-    pub fn phase(&self) -> Phase {
+    pub(in crate::limit) fn phase(&self) -> Phase {
         self.with(Breaker::phase, None)
     }
 
     /// Where its breaker stands, and every change of it.
     #[must_use]
-    pub fn watch(&self) -> watch::Receiver<Phase> {
+    pub(in crate::limit) fn watch(&self) -> watch::Receiver<Phase> {
         self.phase.subscribe()
     }
 
     /// When the next probe is due; `None` if none is needed.
     #[must_use]
-    pub fn next_probe(&self) -> Option<Instant> {
+    pub(in crate::limit) fn next_probe(&self) -> Option<Instant> {
         self.breaker.lock().next_probe()
     }
 
     /// Whether whoever asks is to probe now, which may take `patience`.
     #[must_use]
-    pub fn claim_probe(&self, patience: Duration) -> bool {
+    pub(in crate::limit) fn claim_probe(&self, patience: Duration) -> bool {
         self.with(|breaker, now| breaker.claim_probe(now, patience), None)
     }
 
     /// A probe was answered, or not.
-    pub fn probed(&self, answered: bool) {
+    pub(in crate::limit) fn probed(&self, answered: bool) {
         self.with(|breaker, now| breaker.probed(now, answered, jitter()), None);
     }
 
     /// How often it has tripped, since the start.
     #[must_use]
-    pub fn trips(&self) -> u64 {
+    pub(in crate::limit) fn trips(&self) -> u64 {
         self.trips.load(Ordering::Relaxed)
     }
 
     /// Says what is wrong with the server or with what it holds: it answers, so nobody would look for it there.
-    pub fn complain(&self, error: &StoreError) {
+    pub(in crate::limit) fn complain(&self, error: &StoreError) {
         let kind = error.kind();
         if self.may_complain(kind) {
             tracing::warn!(server = %self.name, kind = kind.name(), %error, "Redis answers, and does not decide");
@@ -115,7 +115,7 @@ impl Shard {
 
     /// Whether it is time to say that the server fails in this way. Whoever asks is to say it.
     #[must_use]
-    pub fn may_complain(&self, kind: FailureKind) -> bool {
+    pub(in crate::limit) fn may_complain(&self, kind: FailureKind) -> bool {
         let now = clock::instant();
         let mut complained = self.complained.lock();
         let Some(last) = complained.get_mut(kind.place()) else { return false };

@@ -13,7 +13,6 @@ use actix_web::http::header::{HOST, HeaderName, HeaderValue};
 use actix_web::rt::System;
 use actix_web::web::{Data, Payload};
 use actix_web::{App, HttpRequest, HttpResponse, HttpServer, web};
-use reqwest::Url;
 
 use crate::limit::Pass;
 use crate::proxy::{Failure, Outgoing, UpstreamSettings, Upstreams};
@@ -32,18 +31,9 @@ pub(super) struct Setup {
 
 impl Setup {
     pub(super) fn to(targets: &[SocketAddr]) -> Self {
-        let url = |address: &SocketAddr| Url::parse(&format!("http://{address}")).unwrap();
+        let urls: Vec<String> = targets.iter().map(|address| format!("http://{address}")).collect();
         Self {
-            upstream: UpstreamSettings {
-                name: Arc::from("api"),
-                targets: targets.iter().map(url).collect(),
-                preserve_host: false,
-                connect_timeout: Duration::from_secs(5),
-                head_timeout: Duration::from_secs(5),
-                idle_timeout: Duration::from_secs(5),
-                pool_idle_timeout: Duration::from_secs(4),
-                resolve_every: Duration::from_secs(30),
-            },
+            upstream: UpstreamSettings::for_tests(urls.iter().map(String::as_str)),
             max_body: u64::MAX,
             peer_is_trusted: false,
             credentials: Vec::new(),

@@ -22,7 +22,7 @@ impl Calls {
         Self { prefix: prefix.into() }
     }
 
-    /// `{prefix}:{<caller>}:<scope>:<limit>`. The braces are the hash tag: all counters of a caller share a slot.
+    /// `{prefix}:{<caller>}:<scope>:<limit>`. The braces are the hash tag: all counters of a caller share a hash slot.
     pub(super) fn key(&self, charge: Charge<'_>, rule: &Rule) -> String {
         let own = rule.key(charge.api_key);
         let mut key = String::with_capacity(self.prefix.len() + charge.caller.len() + own.len() + 4);

@@ -81,7 +81,7 @@ impl Link {
         self.0.send_packed_command(command).await.and_then(Value::extract_error)
     }
 
-    /// The same, about a slot that is on its way to this node. The permission and the command are sent as one: on a connection
+    /// The same, about a hash slot that is on its way to this node. The permission and the command are sent as one: on a connection
     /// that others use, too, nothing may come between the two.
     pub(super) async fn ask_in_passing(&mut self, command: &Cmd) -> Result<Value, RedisError> {
         let mut both = ::redis::pipe();

@@ -1,4 +1,4 @@
-//! How many gateways count in this Redis, so that each knows its part of the limits when it has to count alone.
+//! How many gateways count in this Redis, so that each knows its share of the limits when it has to count alone.
 
 use std::hash::{BuildHasher, RandomState};
 use std::rc::{Rc, Weak};
@@ -42,7 +42,7 @@ async fn count(kit: &Rc<Kit>, nodes: &Rc<Nodes>) -> Result<u64, StoreError> {
     let script = kit.scripts.counting();
     let mut call = script.by_hash();
     call.arg(1).arg(kit.calls.gateways(TAG)).arg(kit.common.id()).arg(clock::micros(COUNTS_FOR));
-    let answer = nodes.send(nodes.slot(TAG), &Call::Script(Rc::clone(script), call)).await?;
+    let answer = nodes.send(nodes.hash_slot(TAG), &Call::Script(Rc::clone(script), call)).await?;
     let number: u64 =
         ::redis::from_redis_value(answer).map_err(|_| StoreError::Nonsense("not a number of gateways"))?;
     Ok(number.max(1))

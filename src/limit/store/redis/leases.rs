@@ -35,8 +35,8 @@ pub(super) struct Leases {
 
 #[derive(Debug)]
 struct Held {
-    /// The slot of the cluster that the keys are in.
-    slot: u16,
+    /// The hash slot that the keys are in.
+    hash_slot: u16,
     id: Box<str>,
     keys: Vec<String>,
     renewed: Instant,
@@ -60,7 +60,7 @@ impl Drop for RedisSlot {
 #[derive(Debug)]
 pub(super) struct Asking {
     leases: Rc<Leases>,
-    slot: u16,
+    hash_slot: u16,
     id: Box<str>,
     keys: Vec<String>,
 }
@@ -74,7 +74,7 @@ impl Asking {
 
 impl Drop for Asking {
     fn drop(&mut self) {
-        self.leases.give_back(self.slot, &self.keys, &self.id);
+        self.leases.give_back(self.hash_slot, &self.keys, &self.id);
     }
 }
 
@@ -84,26 +84,28 @@ impl Leases {
     }
 
     /// A lease that Redis is about to be asked for, in the sets under `keys`.
-    pub(super) fn ask(self: &Rc<Self>, slot: u16, id: &str, keys: Vec<String>) -> Asking {
-        Asking { leases: Rc::clone(self), slot, id: id.into(), keys }
+    pub(super) fn ask(self: &Rc<Self>, hash_slot: u16, id: &str, keys: Vec<String>) -> Asking {
+        Asking { leases: Rc::clone(self), hash_slot, id: id.into(), keys }
     }
 
     /// A lease that Redis has just given, in the sets under `keys`.
-    pub(super) fn hold(self: &Rc<Self>, slot: u16, id: &str, keys: Vec<String>) -> RedisSlot {
+    pub(super) fn hold(self: &Rc<Self>, hash_slot: u16, id: &str, keys: Vec<String>) -> RedisSlot {
         let number = self.count.get().wrapping_add(1);
         self.count.set(number);
-        self.held.borrow_mut().insert(number, Held { slot, id: id.into(), keys, renewed: clock::instant() });
+        self.held
+            .borrow_mut()
+            .insert(number, Held { hash_slot, id: id.into(), keys, renewed: clock::instant() });
         RedisSlot { leases: Rc::clone(self), number }
     }
 
     fn end(&self, number: u64) {
         let Some(held) = self.held.borrow_mut().remove(&number) else { return };
-        self.give_back(held.slot, &held.keys, &held.id);
+        self.give_back(held.hash_slot, &held.keys, &held.id);
     }
 
-    fn give_back(&self, slot: u16, keys: &[String], id: &str) {
+    fn give_back(&self, hash_slot: u16, keys: &[String], id: &str) {
         for key in keys {
-            self.messages.leave(Message { slot, call: Call::Plain(remove(key, id)) });
+            self.messages.leave(Message { hash_slot, call: Call::Plain(remove(key, id)) });
         }
     }
 
@@ -124,11 +126,11 @@ impl Leases {
 }
 
 fn renewal(scripts: &Scripts, held: &Held) -> Message {
-    let Held { slot, id, keys, .. } = held;
+    let Held { hash_slot, id, keys, .. } = held;
     let script = scripts.renewing();
     let mut call = script.by_hash();
     call.arg(keys.len()).arg(keys).arg(&**id).arg(clock::micros(LEASE));
-    Message { slot: *slot, call: Call::Script(Rc::clone(script), call) }
+    Message { hash_slot: *hash_slot, call: Call::Script(Rc::clone(script), call) }
 }
 
 fn remove(key: &str, id: &str) -> Cmd {

@@ -28,10 +28,10 @@ const WAITING_MAX: usize = 65_536;
 /// Messages that are under way at a time.
 const BATCH: usize = 256;
 
-/// One message, about counters of this slot.
+/// One message, about counters of this hash slot.
 #[derive(Debug)]
 pub(super) struct Message {
-    pub(super) slot: u16,
+    pub(super) hash_slot: u16,
     pub(super) call: Call,
 }
 
@@ -101,6 +101,6 @@ impl Messages {
     ) -> Result<(), StoreError> {
         let latest = clock::instant() + PATIENCE;
         let deadline = deadline.map_or(latest, |deadline| deadline.min(latest));
-        within(Some(deadline), self.nodes.send(message.slot, &message.call)).await.map(drop)
+        within(Some(deadline), self.nodes.send(message.hash_slot, &message.call)).await.map(drop)
     }
 }

@@ -9,6 +9,7 @@ mod connection;
 mod errors;
 mod eviction;
 mod gateways;
+mod hash_slots;
 mod leases;
 mod messages;
 mod node;
@@ -17,7 +18,6 @@ mod opener;
 mod script;
 mod sentinel;
 mod server_clock;
-mod slots;
 mod topology;
 
 use std::cell::{OnceCell, RefCell};
@@ -29,16 +29,16 @@ use ::redis::{ErrorKind, RedisError};
 use calls::Calls;
 use connection::Way;
 pub(in crate::limit) use gateways::name as process_name;
+pub(in crate::limit) use hash_slots::SharedMap;
 pub use leases::RedisSlot;
 use leases::{Asking, LOOK_EVERY, Leases};
 use messages::{Message, Messages};
-use node::{Answer, Call, Kit, Redirect};
-use nodes::Nodes;
+use node::{Answer, Call, Kit};
+use nodes::{HOPS_MAX, Nodes};
 pub use opener::OpenError;
 use opener::Opener;
 use script::Scripts;
 use sentinel::Sentinels;
-pub(in crate::limit) use slots::SharedMap;
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 pub use topology::{Identity, Login, Password, SentinelSettings, Server, Tls, Topology};
@@ -58,16 +58,9 @@ pub struct RedisSettings {
     pub budget: Duration,
     /// The first part of every key.
     pub prefix: String,
-    /// What this gateway counts by itself of each limit while Redis cannot; `None`: an equal part for each that lives.
+    /// What this gateway counts by itself of each limit while Redis cannot; `None`: an equal share for each that lives.
     pub local_share: Option<Share>,
 }
-
-/// A call is sent on at most so often. The budget ends it, not this number: while a slot moves, one call can need many, since
-/// it is to be repeated until all of the caller's counters are on one side.
-const HOPS_MAX: usize = 1_000;
-
-/// So often without a pause.
-const HOPS_AT_ONCE: usize = 8;
 
 /// Counters in Redis, shared by all gateways. One for each worker thread: its connections are multiplexed, and no request
 /// crosses threads.
@@ -137,8 +130,8 @@ impl RedisStore {
 
     /// Whether Redis may be asked for this caller, and there is no doubt that it will answer.
     #[must_use]
-    pub fn admits(&self, caller: &str) -> bool {
-        self.nodes.admits(self.nodes.slot(caller), caller)
+    pub fn admits_beyond_doubt(&self, caller: &str) -> bool {
+        self.nodes.admits_beyond_doubt(self.nodes.hash_slot(caller), caller)
     }
 
     /// When a request that comes now is no longer waited for.
@@ -163,7 +156,7 @@ impl RedisStore {
             return None;
         }
         self.keep_house();
-        Some(self.leases.hold(self.nodes.slot(charge.caller), charge.lease, keys))
+        Some(self.leases.hold(self.nodes.hash_slot(charge.caller), charge.lease, keys))
     }
 
     /// The slots that Redis is about to be asked for, if any limit lends them.
@@ -174,7 +167,7 @@ impl RedisStore {
             return None;
         }
         self.keep_house();
-        Some(self.leases.ask(self.nodes.slot(charge.caller), charge.lease, keys))
+        Some(self.leases.ask(self.nodes.hash_slot(charge.caller), charge.lease, keys))
     }
 
     /// Settles a charge soon. Nobody waits for it, and it may be lost: then what was reserved stays charged.
@@ -203,8 +196,8 @@ impl RedisStore {
     fn settling(&self, settlement: Settlement<'_>) -> Option<Message> {
         let script = self.kit.scripts.settling();
         let call = self.kit.calls.settling(script, settlement, clock::wall_micros())?;
-        let slot = self.nodes.slot(settlement.charge.caller);
-        Some(Message { slot, call: Call::Script(Rc::clone(script), call) })
+        let hash_slot = self.nodes.hash_slot(settlement.charge.caller);
+        Some(Message { hash_slot, call: Call::Script(Rc::clone(script), call) })
     }
 
     fn keep_house(&self) {
@@ -231,19 +224,14 @@ impl RedisStore {
     /// Decides on the node that keeps the caller's counters, wherever that is.
     async fn decide_somewhere(&self, charge: Charge<'_>) -> Result<Decision, StoreError> {
         let deadline = charge.deadline;
-        let mut node = within(deadline, self.nodes.at(self.nodes.slot(charge.caller))).await?;
-        let (mut is_passing, mut hops) = (false, 0);
-        for _ in 0..HOPS_MAX {
+        let mut node = within(deadline, self.nodes.at(self.nodes.hash_slot(charge.caller))).await?;
+        let mut in_passing = false;
+        for hops in 0..HOPS_MAX {
             let entered = node.guard.enter(charge.caller)?;
-            match entered.wait(deadline, node.decide(charge, is_passing)).await? {
+            match entered.wait(deadline, node.decide(charge, in_passing)).await? {
                 Answer::Decided(decision) => return Ok(decision),
                 Answer::Elsewhere(redirect) => {
-                    hops = if redirect == Redirect::Again { 0 } else { hops + 1 };
-                    if hops > HOPS_AT_ONCE {
-                        // Two nodes that send us to each other: they may agree soon, if they are left in peace.
-                        nodes::pause(deadline).await?;
-                    }
-                    (node, is_passing) = self.nodes.follow(redirect, node, deadline).await?;
+                    (node, in_passing) = self.nodes.follow(redirect, node, hops, deadline).await?;
                 }
             }
         }
@@ -256,11 +244,12 @@ impl Store for RedisStore {
         let asking = self.asking(charge);
         let decision = self.decide_somewhere(charge).await;
         match &decision {
-            // Nobody was asked.
+            // The failures that have tripped the server are counted already.
             Ok(_) | Err(StoreError::Tripped) => {}
             Err(error) => self.kit.common.count_failure(error.kind()),
         }
-        // Nobody was asked, or an answer has come: nothing can be lent that is not known of.
+        // An answer has come: nothing can be lent that is not known of. Or nobody was asked, or not to the end: to a server that
+        // has tripped nothing is sent, and what it may have lent comes back with its lease.
         if matches!(decision, Ok(_) | Err(StoreError::Tripped)) {
             asking.into_iter().for_each(Asking::answered);
         }

@@ -15,9 +15,9 @@ use super::super::{Charge, Decision, Phase, StoreError};
 use super::calls::{Calls, Reply, reply};
 use super::connection::{Connection, Way};
 use super::errors;
+use super::hash_slots::split;
 use super::script::{self, Script, Scripts};
 use super::server_clock::ServerClock;
-use super::slots::split;
 use super::store_error;
 use crate::clock;
 use crate::limit::algorithm::{Algorithm, SlidingWindow};
@@ -40,7 +40,7 @@ pub(super) struct Kit {
     /// Everything the limiter may spend on one request.
     pub(super) budget: Duration,
     pub(super) common: Arc<Common>,
-    /// Says that what is known of a cluster's slots is out of date.
+    /// Says that what is known of a cluster's hash slots is out of date.
     pub(super) stale: Notify,
 }
 
@@ -79,8 +79,8 @@ pub(super) enum Answer {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Redirect {
     /// There, from now on.
-    Moved { slot: u16, address: Box<str> },
-    /// There, for this once: the slot is on its way.
+    Moved { hash_slot: u16, address: Box<str> },
+    /// There, for this once: the hash slot is on its way.
     Ask { address: Box<str> },
     /// Here, a little later: some of the caller's counters are on their way.
     Again,
@@ -130,9 +130,9 @@ impl Node {
         self.prober.replace(caller);
     }
 
-    /// Decides on a request, if its counters are here. `asking`: they are on their way here.
-    pub(super) async fn decide(&self, charge: Charge<'_>, asking: bool) -> Result<Answer, StoreError> {
-        match self.try_to_decide(charge, asking).await {
+    /// Decides on a request, if its counters are here. `in_passing`: they are on their way here.
+    pub(super) async fn decide(&self, charge: Charge<'_>, in_passing: bool) -> Result<Answer, StoreError> {
+        match self.try_to_decide(charge, in_passing).await {
             Ok(decision) => Ok(Answer::Decided(decision)),
             Err(Failure::Elsewhere(redirect)) => Ok(Answer::Elsewhere(redirect)),
             Err(Failure::Store(error)) => Err(error),
@@ -140,7 +140,7 @@ impl Node {
         }
     }
 
-    async fn try_to_decide(&self, charge: Charge<'_>, asking: bool) -> Result<Decision, Failure> {
+    async fn try_to_decide(&self, charge: Charge<'_>, in_passing: bool) -> Result<Decision, Failure> {
         let mut script = self.kit.scripts.deciding(charge.rules);
         if charge.deadline.is_some() && !self.clock.is_known() {
             self.hear_the_time().await?;
@@ -149,7 +149,7 @@ impl Node {
         for _ in 0..ATTEMPTS {
             let issued = clock::instant();
             let call = self.kit.calls.deciding(script, charge, end, clock::wall_micros());
-            match reply(&self.run(script, &call, asking).await?, charge)? {
+            match reply(&self.run(script, &call, in_passing).await?, charge)? {
                 Reply::Decided(decision) => {
                     self.clock.learn(issued, decision.at);
                     return Ok(decision);
@@ -166,29 +166,34 @@ impl Node {
     }
 
     /// Sends a call, unless the server has tripped: it is left alone then.
-    pub(super) async fn send(&self, call: &Call, asking: bool) -> Result<Value, Failure> {
+    pub(super) async fn send(&self, call: &Call, in_passing: bool) -> Result<Value, Failure> {
         if self.guard.shard().phase() == Phase::Tripped {
             return Err(StoreError::Tripped.into());
         }
         match call {
-            Call::Plain(command) => self.ask(command, asking).await,
-            Call::Script(script, by_hash) => self.run(script, by_hash, asking).await,
+            Call::Plain(command) => self.ask(command, in_passing).await,
+            Call::Script(script, by_hash) => self.run(script, by_hash, in_passing).await,
         }
     }
 
     /// Runs a script. The script cache is volatile: a restart, a failover or SCRIPT FLUSH empties it. The source heals it at
     /// once, on the node that lacks it.
-    pub(super) async fn run(&self, script: &Script, by_hash: &Cmd, asking: bool) -> Result<Value, Failure> {
-        match self.ask(by_hash, asking).await {
-            Err(Failure::NoScript) => self.ask(&script.healed(by_hash), asking).await,
+    pub(super) async fn run(
+        &self,
+        script: &Script,
+        by_hash: &Cmd,
+        in_passing: bool,
+    ) -> Result<Value, Failure> {
+        match self.ask(by_hash, in_passing).await {
+            Err(Failure::NoScript) => self.ask(&script.healed(by_hash), in_passing).await,
             answer => answer,
         }
     }
 
     /// Sends one command and waits for its reply, for ever if need be: the deadline is the caller's.
-    pub(super) async fn ask(&self, command: &Cmd, asking: bool) -> Result<Value, Failure> {
+    pub(super) async fn ask(&self, command: &Cmd, in_passing: bool) -> Result<Value, Failure> {
         let mut link = self.connection.link().await?;
-        let answer = if asking { link.ask_in_passing(command).await } else { link.ask(command).await };
+        let answer = if in_passing { link.ask_in_passing(command).await } else { link.ask(command).await };
         answer.map_err(|error| {
             // Broken, or to a node that no longer takes writes: of no further use.
             if errors::is_beyond_repair(&error) {
@@ -313,8 +318,8 @@ fn failure(error: &RedisError, asked: &str) -> Failure {
         return Failure::NoScript;
     }
     match (error.kind(), error.redirect_node()) {
-        (ErrorKind::Server(ServerErrorKind::Moved), Some((address, slot))) => {
-            Failure::Elsewhere(Redirect::Moved { slot, address: named(address, asked) })
+        (ErrorKind::Server(ServerErrorKind::Moved), Some((address, hash_slot))) => {
+            Failure::Elsewhere(Redirect::Moved { hash_slot, address: named(address, asked) })
         }
         (ErrorKind::Server(ServerErrorKind::Ask), Some((address, _))) => {
             Failure::Elsewhere(Redirect::Ask { address: named(address, asked) })

@@ -1,6 +1,6 @@
 //! Which server keeps a caller's counters: the one there is, or a node of a cluster.
 //!
-//! A cluster is routed to here, and not by the client library: there, a slot that moves or a node that hangs stops the calls
+//! A cluster is routed to here, and not by the client library: there, a hash slot that moves or a node that hangs stops the calls
 //! to all nodes, and a call that was lost is sent again, and so charged twice. Here every node has a connection, a breaker and a
 //! budget of its own.
 
@@ -16,12 +16,12 @@ use tokio::task::JoinHandle;
 use super::super::{FailureKind, Phase, StoreError};
 use super::connection::{Link, Way};
 use super::errors::{self, NotOpened};
+use super::hash_slots::{HASH_SLOTS, SlotMap, hash_slot_of, split};
 use super::node::{Call, Failure, Kit, Node, Redirect};
 use super::opener::Opener;
-use super::slots::{SLOTS, SlotMap, slot_of, split};
 use crate::clock;
 
-/// How long one node may take to tell which slots it knows of.
+/// How long one node may take to tell which hash slots it knows of.
 const PATIENCE: Duration = Duration::from_millis(250);
 
 /// How often the map is read when nothing calls for it.
@@ -33,21 +33,25 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// The same while no node tells it.
 const PAUSE_AWAY: Duration = Duration::from_millis(250);
 
-/// So many names are tried for callers whose counters a node keeps. A node with few slots may stay without one: it then answers
-/// probes with where else to ask, and that is an answer, too.
+/// So many names are tried for callers whose counters a node keeps. A node with few hash slots may stay without one: it then
+/// answers probes with where else to ask, and that is an answer, too.
 const NAMES_TRIED: u32 = 4_096;
 
 /// How long a command waits that is to be repeated.
 const AGAIN: Duration = Duration::from_millis(1);
 
-/// A call is sent on at most so often, when it is sent elsewhere.
-const HOPS_MAX: usize = 16;
+/// A call is sent on at most so often. Its deadline ends it, not this number: while a hash slot moves, one call can need many,
+/// since it is to be repeated until all of the caller's counters are on one side.
+pub(super) const HOPS_MAX: usize = 1_000;
+
+/// So often without a pause. Two nodes that send us to each other may agree soon, if they are left in peace.
+const HOPS_AT_ONCE: usize = 8;
 
 /// Waits a little before a command is repeated.
 ///
 /// # Errors
 /// When there is no time left for that.
-pub(super) async fn pause(deadline: Option<Instant>) -> Result<(), StoreError> {
+async fn pause(deadline: Option<Instant>) -> Result<(), StoreError> {
     if deadline.is_some_and(|deadline| clock::instant() + AGAIN >= deadline) {
         return Err(StoreError::Timeout);
     }
@@ -87,37 +91,38 @@ impl Nodes {
         }
     }
 
-    /// The slot of a caller's counters; without a cluster it does not matter.
-    pub(super) fn slot(&self, caller: &str) -> u16 {
+    /// The hash slot of a caller's counters; without a cluster it does not matter.
+    pub(super) fn hash_slot(&self, caller: &str) -> u16 {
         match self {
             Self::One(_) => 0,
-            Self::Cluster(_) => slot_of(caller),
+            Self::Cluster(_) => hash_slot_of(caller),
         }
     }
 
-    /// The node that keeps a slot.
-    pub(super) async fn at(&self, slot: u16) -> Result<Rc<Node>, StoreError> {
+    /// The node that keeps a hash slot.
+    pub(super) async fn at(&self, hash_slot: u16) -> Result<Rc<Node>, StoreError> {
         self.start();
         match self {
             Self::One(node) => Ok(Rc::clone(node)),
-            Self::Cluster(cluster) => cluster.at(slot).await,
+            Self::Cluster(cluster) => cluster.at(hash_slot).await,
         }
     }
 
-    /// Whom to ask when `node` has sent us away, and whether for this once only.
+    /// Whom to ask when `node` has sent us away, after `hops` others, and whether for this once only.
     pub(super) async fn follow(
         &self,
         redirect: Redirect,
         node: Rc<Node>,
+        hops: usize,
         deadline: Option<Instant>,
     ) -> Result<(Rc<Node>, bool), StoreError> {
+        if redirect == Redirect::Again || hops >= HOPS_AT_ONCE {
+            pause(deadline).await?;
+        }
         match (redirect, self) {
-            (Redirect::Again, _) => {
-                pause(deadline).await?;
-                Ok((node, false))
-            }
-            (Redirect::Moved { slot, address }, Self::Cluster(cluster)) => {
-                cluster.kit.common.slots().moved(slot, &address);
+            (Redirect::Again, _) => Ok((node, false)),
+            (Redirect::Moved { hash_slot, address }, Self::Cluster(cluster)) => {
+                cluster.kit.common.hash_slots().moved(hash_slot, &address);
                 cluster.kit.stale.notify_one();
                 cluster.node(&address).map(|node| (node, false))
             }
@@ -129,15 +134,15 @@ impl Nodes {
         }
     }
 
-    /// Sends a call about the counters of this slot to wherever they are, and waits for ever if need be.
-    pub(super) async fn send(&self, slot: u16, call: &Call) -> Result<Value, StoreError> {
-        let mut node = self.at(slot).await?;
-        let mut is_passing = false;
-        for _ in 0..HOPS_MAX {
-            match node.send(call, is_passing).await {
+    /// Sends a call about the counters of this hash slot to wherever they are, and waits for ever if need be.
+    pub(super) async fn send(&self, hash_slot: u16, call: &Call) -> Result<Value, StoreError> {
+        let mut node = self.at(hash_slot).await?;
+        let mut in_passing = false;
+        for hops in 0..HOPS_MAX {
+            match node.send(call, in_passing).await {
                 Ok(answer) => return Ok(answer),
                 Err(Failure::Elsewhere(redirect)) => {
-                    (node, is_passing) = self.follow(redirect, node, None).await?;
+                    (node, in_passing) = self.follow(redirect, node, hops, None).await?;
                 }
                 Err(Failure::Store(error)) => return Err(error),
                 Err(Failure::NoScript) => {
@@ -148,13 +153,13 @@ impl Nodes {
         Err(StoreError::Nonsense("sent on and on"))
     }
 
-    /// Whether the server of this slot may be asked for this caller, and there is no doubt that it will answer.
-    pub(super) fn admits(&self, slot: u16, caller: &str) -> bool {
+    /// Whether the server of this hash slot may be asked for this caller, and there is no doubt that it will answer.
+    pub(super) fn admits_beyond_doubt(&self, hash_slot: u16, caller: &str) -> bool {
         let owner = match self {
             Self::One(node) => Some(Rc::clone(node)),
             Self::Cluster(cluster) => {
                 let view = cluster.view();
-                view.map.owner(slot).and_then(|index| view.nodes.get(index)).cloned()
+                view.map.owner(hash_slot).and_then(|index| view.nodes.get(index)).cloned()
             }
         };
         owner.is_some_and(|node| node.guard.shard().admits_beyond_doubt(caller))
@@ -175,7 +180,7 @@ pub(super) struct Cluster {
     seeds: Vec<(Box<str>, Opener)>,
     kit: Rc<Kit>,
     view: RefCell<Rc<View>>,
-    /// By address: those of the view, and those that keep no slots yet or any more.
+    /// By address: those of the view, and those that keep no hash slots yet or any more.
     nodes: RefCell<HashMap<Box<str>, Rc<Node>>>,
     /// What reads the map; `None` before the first request.
     reading: OnceCell<JoinHandle<()>>,
@@ -193,16 +198,17 @@ impl Cluster {
         self.reading.get_or_init(|| tokio::task::spawn_local(keep_reading(Rc::downgrade(self))));
     }
 
-    async fn at(&self, slot: u16) -> Result<Rc<Node>, StoreError> {
-        let mut changes = self.kit.common.slots().watch();
+    async fn at(&self, hash_slot: u16) -> Result<Rc<Node>, StoreError> {
+        let mut changes = self.kit.common.hash_slots().watch();
         loop {
             let view = self.view();
-            if let Some(node) = view.map.owner(slot).and_then(|index| view.nodes.get(index)) {
+            if let Some(node) = view.map.owner(hash_slot).and_then(|index| view.nodes.get(index)) {
                 node.tend();
                 return Ok(Rc::clone(node));
             }
             self.kit.stale.notify_one();
-            if view.map.is_known() || self.kit.common.slots().is_late(clock::instant(), self.kit.budget) {
+            if view.map.is_known() || self.kit.common.hash_slots().is_late(clock::instant(), self.kit.budget)
+            {
                 return Err(StoreError::Disconnected);
             }
             changes.changed().await.map_err(|_| StoreError::Disconnected)?;
@@ -211,7 +217,7 @@ impl Cluster {
 
     /// The nodes of the map as it is known now.
     fn view(&self) -> Rc<View> {
-        let map = self.kit.common.slots().now();
+        let map = self.kit.common.hash_slots().now();
         let view = Rc::clone(&self.view.borrow());
         if Arc::ptr_eq(&view.map, &map) {
             return view;
@@ -276,7 +282,7 @@ impl Cluster {
         for failure in failures {
             self.kit.common.count_failure(failure.kind);
         }
-        if !self.kit.common.is_quiet() && self.kit.common.slots().may_complain(clock::instant()) {
+        if !self.kit.common.is_quiet() && self.kit.common.hash_slots().may_complain(clock::instant()) {
             let (kind, reasons) =
                 (first.kind.name(), failures.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "));
             tracing::warn!(
@@ -322,7 +328,7 @@ async fn keep_reading(cluster: Weak<Cluster>) {
     loop {
         let Some(this) = cluster.upgrade() else { return };
         let kit = Rc::clone(&this.kit);
-        let slots = kit.common.slots();
+        let slots = kit.common.hash_slots();
         // Each node may take its time, twice.
         let nodes = u32::try_from(this.seeds.len() + this.view().nodes.len()).unwrap_or(u32::MAX);
         if slots.claim(clock::instant(), PATIENCE.saturating_mul(nodes.saturating_mul(2))) {
@@ -346,17 +352,19 @@ async fn keep_reading(cluster: Weak<Cluster>) {
 
 /// Gives every node a caller whose counters it keeps, for probes.
 fn name_probers(map: &SlotMap, nodes: &[Rc<Node>]) {
-    let mut unnamed: Vec<bool> =
-        (0..SLOTS).filter_map(|slot| map.owner(slot)).fold(vec![false; nodes.len()], |mut unnamed, owner| {
+    let mut unnamed: Vec<bool> = (0..HASH_SLOTS).filter_map(|hash_slot| map.owner(hash_slot)).fold(
+        vec![false; nodes.len()],
+        |mut unnamed, owner| {
             unnamed[owner] = true;
             unnamed
-        });
+        },
+    );
     for number in 0..NAMES_TRIED {
         if !unnamed.contains(&true) {
             return;
         }
         let caller = format!("probe.{number}");
-        let owner = map.owner(slot_of(&caller));
+        let owner = map.owner(hash_slot_of(&caller));
         if let Some(index) = owner.filter(|index| unnamed[*index]) {
             nodes[index].probe_as(caller.into());
             unnamed[index] = false;

@@ -102,7 +102,7 @@ impl Opener {
     }
 
     async fn try_to_open(&self) -> Result<MultiplexedConnection, NotOpened> {
-        let way = if self.needs_files() {
+        let attempt = if self.needs_files() {
             // On another thread: a disk may be slow, and requests share this one.
             let opener = self.clone();
             let read = tokio::task::spawn_blocking(move || opener.read()).await;
@@ -110,27 +110,27 @@ impl Opener {
         } else {
             self.read()?
         };
-        self.log_in(way).await.map_err(|error| {
+        self.log_in(attempt).await.map_err(|error| {
             let (kind, reason) = errors::reason(&error);
             self.failure(kind, reason)
         })
     }
 
-    async fn log_in(&self, way: Way) -> Result<MultiplexedConnection, RedisError> {
+    async fn log_in(&self, attempt: Attempt) -> Result<MultiplexedConnection, RedisError> {
         let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-        let client = Client::open(way.info)?;
+        let client = Client::open(attempt.info)?;
         let mut link = client.get_multiplexed_async_connection_with_config(&config).await?;
-        if let Some(password) = &way.password {
+        if let Some(password) = &attempt.password {
             let mut auth = ::redis::cmd("AUTH");
-            if let Some(username) = &way.username {
+            if let Some(username) = &attempt.username {
                 auth.arg(username);
             }
             auth.arg(password.expose_secret());
             ask(&mut link, &auth).await?;
         }
-        if way.database != 0 {
+        if attempt.database != 0 {
             let mut select = ::redis::cmd("SELECT");
-            select.arg(way.database);
+            select.arg(attempt.database);
             ask(&mut link, &select).await?;
         }
         match ask(&mut link, &::redis::cmd("PING")).await {
@@ -146,7 +146,7 @@ impl Opener {
     }
 
     /// Puts together what is known, files included.
-    fn read(&self) -> Result<Way, NotOpened> {
+    fn read(&self) -> Result<Attempt, NotOpened> {
         let Server { url, url_file, login, tls } = &self.server;
         let in_file = url_file.as_deref().map(|file| self.secret_in(file, "url_file")).transpose()?;
         let url = in_file.as_ref().unwrap_or(url);
@@ -172,7 +172,7 @@ impl Opener {
         if matches!(info.addr(), ConnectionAddr::TcpTls { .. }) && !tls.is_plain() {
             info = self.with_certificates(info)?;
         }
-        Ok(Way { info, username, password, database })
+        Ok(Attempt { info, username, password, database })
     }
 
     fn addr(&self, written: &ConnectionAddr) -> ConnectionAddr {
@@ -248,7 +248,7 @@ impl std::fmt::Debug for Opener {
 }
 
 /// All that one attempt needs.
-struct Way {
+struct Attempt {
     /// Where, without a login.
     info: ConnectionInfo,
     username: Option<String>,

@@ -1,4 +1,4 @@
-//! `[store.redis]`: where Redis is, how one is let in there, and what of that does not go together.
+//! `[store]`: where Redis is, how one is let in there, and what of that does not go together.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,14 +8,23 @@ use secrecy::ExposeSecret as _;
 use super::Context;
 use super::settings::{path_of, secret_of};
 use crate::config::mistakes::{Fault, Origin, Place};
-use crate::config::raw::{LocalShare, LoginKeys, ModeWord, RedisSection, StoreSection};
+use crate::config::raw::{LocalShare, LoginKeys, ModeWord, RedisSection, StoreSection, StoreWord};
 use crate::config::reader::{Scalar, Written};
-use crate::config::settings::RedisSettings;
+use crate::config::settings::{RedisSettings, StoreKind, StoreSettings};
 use crate::config::words::{self, RedisUrl};
 use crate::limit::algorithm::Share;
 use crate::limit::store::{Identity, Login, Password, RedisStore, SentinelSettings, Server, Tls, Topology};
 
-pub(super) fn resolve(store: &StoreSection, context: &Context<'_>) -> Option<RedisSettings> {
+pub(super) fn resolve(section: &StoreSection, context: &Context<'_>) -> Option<StoreSettings> {
+    let redis = redis(section, context);
+    let kind = match section.kind.as_ref()?.value {
+        StoreWord::Memory => StoreKind::Memory,
+        StoreWord::Redis => StoreKind::Redis(Box::new(redis?)),
+    };
+    Some(StoreSettings { kind, max_callers: usize::try_from(section.max_callers.as_ref()?.value).ok()? })
+}
+
+fn redis(store: &StoreSection, context: &Context<'_>) -> Option<RedisSettings> {
     let section = &store.redis;
     let servers = servers(section, context);
     let own_login = login(&section.login, context);

@@ -1,4 +1,4 @@
-//! Which node of a cluster keeps which slot. Pure: what `CLUSTER SLOTS` answers goes in.
+//! Which node of a cluster keeps which hash slot. Pure: what `CLUSTER SLOTS` answers goes in.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,19 +10,19 @@ use tokio::sync::watch;
 use crate::limit::store::shard::COMPLAIN_EVERY;
 
 /// Slots of a cluster (Redis Cluster specification, "Key distribution model").
-pub(super) const SLOTS: u16 = 16_384;
+pub(super) const HASH_SLOTS: u16 = 16_384;
 
-/// The slot of all keys of this caller: its id stands in the braces of each, and cannot hold one.
-pub(super) fn slot_of(caller: &str) -> u16 {
-    crc16::State::<crc16::XMODEM>::calculate(caller.as_bytes()) % SLOTS
+/// The hash slot of all keys of this caller: its id stands in the braces of each, and cannot hold one.
+pub(super) fn hash_slot_of(caller: &str) -> u16 {
+    crc16::State::<crc16::XMODEM>::calculate(caller.as_bytes()) % HASH_SLOTS
 }
 
-/// Who keeps which slot.
+/// Who keeps which hash slot.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct SlotMap {
-    /// `host:port` of every node that keeps slots.
+    /// `host:port` of every node that keeps hash slots.
     addresses: Vec<Box<str>>,
-    /// By slot: the index of its node and one; 0 where nobody keeps it. Empty before anything is known.
+    /// By hash slot: the index of its node and one; 0 where nobody keeps it. Empty before anything is known.
     owners: Vec<u16>,
 }
 
@@ -31,9 +31,9 @@ impl SlotMap {
     /// makes no sense.
     pub(super) fn read(answer: &Value, asked: &str) -> Option<Self> {
         let Value::Array(ranges) = answer else { return None };
-        let mut map = Self { addresses: Vec::new(), owners: vec![0; usize::from(SLOTS)] };
+        let mut map = Self { addresses: Vec::new(), owners: vec![0; usize::from(HASH_SLOTS)] };
         for range in ranges {
-            // From slot, to slot, the primary, its replicas.
+            // The first slot, the last one, the primary, its replicas.
             let Value::Array(fields) = range else { return None };
             let [Value::Int(from), Value::Int(to), Value::Array(primary), ..] = fields.as_slice() else {
                 return None;
@@ -51,22 +51,22 @@ impl SlotMap {
         !self.owners.is_empty()
     }
 
-    /// The index of the node that keeps `slot`; `None` if nobody does.
-    pub(super) fn owner(&self, slot: u16) -> Option<usize> {
-        let owner = self.owners.get(usize::from(slot))?;
+    /// The index of the node that keeps `hash_slot`; `None` if nobody does.
+    pub(super) fn owner(&self, hash_slot: u16) -> Option<usize> {
+        let owner = self.owners.get(usize::from(hash_slot))?;
         owner.checked_sub(1).map(usize::from)
     }
 
-    /// Every node that keeps slots, by index.
+    /// Every node that keeps hash slots, by index.
     pub(super) fn addresses(&self) -> &[Box<str>] {
         &self.addresses
     }
 
-    /// The same map, but this slot is kept there.
-    fn moved(&self, slot: u16, address: &str) -> Option<Self> {
+    /// The same map, but this hash slot is kept there.
+    fn moved(&self, hash_slot: u16, address: &str) -> Option<Self> {
         let mut map = self.clone();
         let index = map.index_of(address)?;
-        *map.owners.get_mut(usize::from(slot))? = index + 1;
+        *map.owners.get_mut(usize::from(hash_slot))? = index + 1;
         Some(map)
     }
 
@@ -75,7 +75,7 @@ impl SlotMap {
             self.addresses.push(address.into());
             self.addresses.len() - 1
         });
-        u16::try_from(index).ok().filter(|index| *index < SLOTS)
+        u16::try_from(index).ok().filter(|index| *index < HASH_SLOTS)
     }
 }
 
@@ -144,9 +144,9 @@ impl SharedMap {
         });
     }
 
-    /// A node says that this slot is kept there.
-    pub(super) fn moved(&self, slot: u16, address: &str) {
-        self.map.send_if_modified(|known| match known.moved(slot, address) {
+    /// A node says that this hash slot is kept there.
+    pub(super) fn moved(&self, hash_slot: u16, address: &str) {
+        self.map.send_if_modified(|known| match known.moved(hash_slot, address) {
             Some(map) if map != **known => {
                 *known = Arc::new(map);
                 true
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn the_slot_is_the_one_that_redis_computes() {
         // CLUSTER KEYSLOT of Redis 7.0.15.
-        assert_eq!((slot_of("123456789"), slot_of("foo"), slot_of("")), (12_739, 12_182, 0));
+        assert_eq!((hash_slot_of("123456789"), hash_slot_of("foo"), hash_slot_of("")), (12_739, 12_182, 0));
     }
 
     #[test]
@@ -214,7 +214,8 @@ mod tests {
             range(16_383, 16_383, node("10.0.0.1", 7_000)),
         ]);
         let map = SlotMap::read(&answer, "10.0.0.2:7009").unwrap();
-        let owner = |map: &SlotMap, slot| map.owner(slot).map(|index| map.addresses()[index].clone());
+        let owner =
+            |map: &SlotMap, hash_slot| map.owner(hash_slot).map(|index| map.addresses()[index].clone());
         assert_eq!(owner(&map, 0).as_deref(), Some("10.0.0.1:7000"));
         assert_eq!(owner(&map, 5_461).as_deref(), Some("10.0.0.2:7001"));
         assert_eq!(owner(&map, 16_383).as_deref(), Some("10.0.0.1:7000"));
