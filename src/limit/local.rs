@@ -8,7 +8,8 @@ use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::num::NonZeroU64;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -35,9 +36,20 @@ pub(super) struct Local {
     parts: Box<[Mutex<Part>]>,
     /// Callers with debts.
     owing: AtomicUsize,
-    /// How many gateways count in the store, as far as it was heard; 0 before.
-    gateways: AtomicU64,
+    gateways: Mutex<Heard>,
 }
+
+/// How many gateways count in the store: the largest number of the running period, and of the one before. 0 before any was heard.
+#[derive(Debug, Default)]
+struct Heard {
+    began: Option<Instant>,
+    most: u64,
+    before: u64,
+}
+
+/// How long a number of gateways is remembered at least; twice as long at most. A store that has lost its data hears of them one by
+/// one, and a gateway that believed the first number would count a whole limit.
+const HEARD_FOR: Duration = Duration::from_secs(7);
 
 #[derive(Debug, Default)]
 struct Part {
@@ -97,20 +109,25 @@ impl Default for Local {
             hasher: RandomState::new(),
             parts: (0..PARTS).map(|_| Mutex::default()).collect(),
             owing: AtomicUsize::new(0),
-            gateways: AtomicU64::new(0),
+            gateways: Mutex::default(),
         }
     }
 }
 
 impl Local {
-    /// So many gateways count in the store.
-    pub(super) fn set_gateways(&self, gateways: u64) {
-        self.gateways.store(gateways, Ordering::Relaxed);
+    /// So many gateways count in the store at `now`.
+    pub(super) fn hear_gateways(&self, gateways: u64, now: Instant) {
+        let mut heard = self.gateways.lock();
+        if heard.began.is_none_or(|began| now.saturating_duration_since(began) >= HEARD_FOR) {
+            *heard = Heard { began: Some(now), most: 0, before: heard.most };
+        }
+        heard.most = heard.most.max(gateways);
     }
 
     /// How many gateways count in the store, as far as it was heard; 0 before.
     pub(super) fn gateways(&self) -> u64 {
-        self.gateways.load(Ordering::Relaxed)
+        let heard = self.gateways.lock();
+        heard.most.max(heard.before)
     }
 
     /// The share of this gateway, if all of them have the same.
@@ -367,6 +384,21 @@ mod tests {
         assert!(kept.sum::<usize>() <= SEEN_MAX);
         assert_eq!(left(&local, &caller(SEEN_MAX * 2 - 1), &rules), Some(0));
         assert_eq!(left(&local, &caller(0), &rules), None);
+    }
+
+    #[test]
+    fn a_store_that_has_lost_its_data_hears_of_the_gateways_one_by_one() {
+        // The first number was believed: each gateway counted more than its part.
+        let (local, now) = (Local::default(), crate::clock::instant());
+        let after = |seconds| now + Duration::from_secs(seconds);
+        assert_eq!(local.gateways(), 0);
+        local.hear_gateways(3, now);
+        local.hear_gateways(1, after(2));
+        local.hear_gateways(2, after(8));
+        assert_eq!(local.gateways(), 3);
+        // One is really gone.
+        local.hear_gateways(2, after(16));
+        assert_eq!(local.gateways(), 2);
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub(super) async fn keep_counting(kit: Weak<Kit>, nodes: Weak<Nodes>) {
         if kit.common.claims_count(clock::instant(), EVERY) {
             let counted = within(Some(clock::instant() + PATIENCE), count(&kit, &nodes)).await;
             if let Ok(gateways) = counted {
-                kit.common.local().set_gateways(gateways);
+                kit.common.local().hear_gateways(gateways, clock::instant());
             }
         }
         drop((kit, nodes));
