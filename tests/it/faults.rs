@@ -948,3 +948,28 @@ fn out9_a_minute_of_calls_that_were_given_up_piles_up_nowhere() {
     // OUT-9 at its full length.
     abandoned(Duration::from_secs(60));
 }
+
+#[test]
+#[ignore = "takes minutes: ./test long"]
+fn out4_a_store_that_is_late_one_time_in_ten_is_believed_in_again_within_minutes() {
+    // OUT-4: after two bad returns every probe of many had to be answered in time, in a row. A share of late replies that
+    // trips nobody kept the limits off for good.
+    let stand = Stand::start("local", "20ms");
+    let (samples, ..) = load(&stand.gateway, "/flapping", || {
+        for _ in 0..2 {
+            stand.proxy.set(Fault { connect: Connect::Refuse, ..Fault::NONE });
+            stand.proxy.cut();
+            becomes(&stand.gateway, TRIPPED, Duration::from_secs(5));
+            stand.proxy.heal();
+            eventually("the return to begin", Duration::from_secs(20), || {
+                (phase(&stand.gateway) != TRIPPED).then_some(())
+            });
+        }
+        stand.proxy.set(Fault { connect: Connect::Refuse, ..Fault::NONE });
+        stand.proxy.cut();
+        becomes(&stand.gateway, TRIPPED, Duration::from_secs(5));
+        stand.proxy.set(Fault { of: SCRIPTS, late: (1, Duration::from_millis(30)), ..Fault::NONE });
+    });
+    only(&samples, &[200]);
+    becomes(&stand.gateway, HEALTHY, Duration::from_secs(180));
+}

@@ -30,7 +30,8 @@ const PAUSE_MAX: Duration = Duration::from_millis(250);
 const PAUSE_ANSWERED: Duration = Duration::from_millis(20);
 
 /// So many probes in a row must be answered before the first callers return; the first number, unless the store has failed
-/// again on its last returns, once or more often. Probes then come at [`PAUSE_MIN`]: 5 s and a minute.
+/// again on its last returns, once or more often. Then one that is not answered takes back as many as make up for it, and not
+/// all: else a store that is late now and then, which is nothing to a healthy one, would never return. Probes then come at [`PAUSE_MIN`]: 5 s and a minute.
 ///
 /// A store may answer every probe and fail under the load of the callers. Without this the breaker would flap.
 const ANSWERS: [u32; 3] = [3, 50, 600];
@@ -205,7 +206,12 @@ impl Breaker {
     pub(super) fn probed(&mut self, now: Instant, answered: bool, jitter: f64) {
         let bad_returns = self.bad_returns;
         let State::Tripped { next_probe, pause, answered: in_a_row } = &mut self.state else { return };
-        *in_a_row = if answered { *in_a_row + 1 } else { 0 };
+        *in_a_row = match answered {
+            true => *in_a_row + 1,
+            // It answers and fails in turns, or a probe was late: it must answer more often than what trips it.
+            false if bad_returns > 0 => in_a_row.saturating_sub(ONE_IN - 1),
+            false => 0,
+        };
         if *in_a_row >= ANSWERS[bad_returns.min(ANSWERS.len() - 1)] {
             self.state = State::Probing { since: now, failed_in_a_row: 0, calls: 0, failed: 0 };
             return;
@@ -473,6 +479,30 @@ mod tests {
         bench.calls(5, false);
         bench.probe_for(990, true);
         assert_eq!(bench.phase(), Phase::Healthy);
+    }
+
+    #[test]
+    fn a_store_that_is_late_one_time_in_ten_is_believed_in_again() {
+        // Fifty in a row are hardly ever answered by such a store, and six hundred never.
+        for bad_returns in 1..=3 {
+            let mut bench = Bench::new();
+            bench.calls(5, false);
+            for _ in 0..bad_returns {
+                while bench.phase() != Phase::Probing {
+                    bench.probe_for(1, true);
+                }
+                bench.calls(3, false);
+            }
+            let mut probes = 0;
+            for _ in 0..150_000 {
+                bench.pass(1);
+                if bench.breaker.claim_probe(bench.now, Duration::from_secs(1)) {
+                    probes += 1;
+                    bench.breaker.probed(bench.now, probes % 10 != 0, 0.0);
+                }
+            }
+            assert_eq!(bench.phase(), Phase::Healthy, "{bad_returns} bad returns, {probes} probes");
+        }
     }
 
     #[test]
