@@ -153,7 +153,7 @@ impl Limiter {
         let deadline = self.redis.as_ref().map(|redis| redis.store.deadline());
         let lease = deadline.map_or_else(String::new, |_| self.lease_for(charge));
         let charge = Charge { lease: &lease, deadline, ..charge };
-        let (own, pool) = parts(charge);
+        let (own, pool) = own_and_pool(charge);
         let (mut ruling, pass) = self.admit_part(own, on_failure).await;
         let Some(pool) = pool.filter(|_| pass.is_some()) else {
             return (ruling, pass);
@@ -180,7 +180,7 @@ impl Limiter {
         if spent == charge.cost.get() {
             return;
         }
-        let (own, pool) = parts(charge);
+        let (own, pool) = own_and_pool(charge);
         self.settle_part(own, receipts.own, spent);
         if let Some(pool) = pool {
             self.settle_part(pool, receipts.pool, spent);
@@ -276,7 +276,7 @@ impl Drop for Unfinished<'_> {
 /// The caller's own limits of a charge, and those of the pool.
 ///
 /// A pool is the same one whoever calls: nothing of the caller or its plan may choose the counter or the month.
-fn parts(charge: Charge<'_>) -> (Charge<'_>, Option<Charge<'_>>) {
+fn own_and_pool(charge: Charge<'_>) -> (Charge<'_>, Option<Charge<'_>>) {
     let own = charge.rules.partition_point(|rule| rule.scope != Scope::Pool);
     let (own, pool) = charge.rules.split_at(own);
     let of_pool =

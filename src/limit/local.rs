@@ -20,8 +20,8 @@ use super::decision::Decision;
 use super::rule::Rule;
 use super::store::Charge;
 
-/// Parts of the table, each with a lock of its own.
-const PARTS: usize = 64;
+/// Stripes of the table, each with a lock of its own.
+const STRIPES: usize = 64;
 
 /// Callers of which it is remembered how they stood, at most; those who came last.
 const SEEN_MAX: usize = 131_072;
@@ -33,7 +33,7 @@ const OWING_MAX: usize = 65_536;
 #[derive(Debug)]
 pub(super) struct Local {
     hasher: RandomState,
-    parts: Box<[Mutex<Part>]>,
+    stripes: Box<[Mutex<Stripe>]>,
     /// Callers with debts.
     owing: AtomicUsize,
     gateways: Mutex<Heard>,
@@ -52,7 +52,7 @@ struct Heard {
 const HEARD_FOR: Duration = Duration::from_secs(7);
 
 #[derive(Debug, Default)]
-struct Part {
+struct Stripe {
     /// How callers stood, by caller. When the younger half is full, the older one is forgotten.
     younger: HashMap<Box<str>, Seen>,
     older: HashMap<Box<str>, Seen>,
@@ -80,7 +80,7 @@ pub(super) struct Debt(pub(super) SmallVec<[Owed; 2]>);
 #[derive(Debug)]
 pub(super) struct Owed {
     pub(super) rule: Rule,
-    /// The part of it that was counted.
+    /// What was counted of it: this gateway's share.
     pub(super) counted: Algorithm,
     pub(super) api_key: Box<str>,
     pub(super) anchor: Anchor,
@@ -107,7 +107,7 @@ impl Default for Local {
     fn default() -> Self {
         Self {
             hasher: RandomState::new(),
-            parts: (0..PARTS).map(|_| Mutex::default()).collect(),
+            stripes: (0..STRIPES).map(|_| Mutex::default()).collect(),
             owing: AtomicUsize::new(0),
             gateways: Mutex::default(),
         }
@@ -137,8 +137,8 @@ impl Local {
 
     /// The store has decided: remembers how the caller stands now.
     pub(super) fn note(&self, charge: Charge<'_>, decision: &Decision, now: Micros) {
-        let mut part = self.part(charge.caller).lock();
-        let seen = part.seen(charge.caller);
+        let mut stripe = self.stripe(charge.caller).lock();
+        let seen = stripe.seen(charge.caller);
         for (rule, state) in charge.rules.iter().zip(&decision.states).filter(|(rule, _)| !rule.lends_slots())
         {
             let (remaining, next) = (state.remaining, state.next);
@@ -152,16 +152,16 @@ impl Local {
     }
 
     /// What this caller has used of a limit alone is written back, and as far as this process knows it stands like this with
-    /// the part of it that was counted. Should the store go away again before it decides for the caller, it goes on from here,
+    /// the share of it that was counted. Should the store go away again before it decides for the caller, it goes on from here,
     /// and not from how it stood before.
     pub(super) fn note_written_back(&self, caller: &str, owed: &Owed, standing: Standing, now: Micros) {
-        let (whole, part) = (owed.rule.algorithm.capacity().get(), owed.counted.capacity().get());
-        let remaining = u128::from(standing.remaining) * u128::from(whole) / u128::from(part);
+        let (whole, shared) = (owed.rule.algorithm.capacity().get(), owed.counted.capacity().get());
+        let remaining = u128::from(standing.remaining) * u128::from(whole) / u128::from(shared);
         let remaining = u64::try_from(remaining).unwrap_or(whole).min(whole);
         let stood = Stood { remaining, next: standing.next, at: now, is_counted_on: false };
         let key = owed.rule.key(&owed.api_key);
-        let mut part = self.part(caller).lock();
-        let seen = part.seen(caller);
+        let mut stripe = self.stripe(caller).lock();
+        let seen = stripe.seen(caller);
         match seen.iter_mut().find(|(known, _)| *known == *key) {
             // The store has decided meanwhile.
             Some((_, known)) if known.at > now => {}
@@ -171,45 +171,47 @@ impl Local {
     }
 
     /// What counts of a limit when this gateway goes on alone from what was heard; `None` if it is to go on from what it keeps
-    /// itself, or nothing was heard. `part` is its share of the limit; `is_kept`: it keeps something of it. What it keeps from
+    /// itself, or nothing was heard. `shared` is its share of the limit; `is_kept`: it keeps something of it. What it keeps from
     /// an earlier time counts no more when the store has decided since.
     pub(super) fn seed(
         &self,
         charge: Charge<'_>,
         rule: &Rule,
-        part: &Algorithm,
+        shared: &Algorithm,
         share: Share,
         now: Micros,
         is_kept: bool,
     ) -> Option<State> {
         let key = rule.key(charge.api_key);
-        let mut table = self.part(charge.caller).lock();
-        let owed = table.owed(charge.caller, &key);
-        let stood = table.stood(charge.caller, &key)?;
+        let mut stripe = self.stripe(charge.caller).lock();
+        let owed = stripe.owed(charge.caller, &key);
+        let stood = stripe.stood(charge.caller, &key)?;
         if stood.is_counted_on && is_kept {
             return None;
         }
         stood.is_counted_on = true;
-        let (whole, left) = (part.capacity().get(), share.of(stood.remaining));
+        let (whole, left) = (shared.capacity().get(), share.of(stood.remaining));
         // What was counted alone before, and the store does not know of yet, counts as well.
         let used = whole.saturating_sub(left).saturating_add(owed).min(whole);
         let state = NonZeroU64::new(used)
-            .map(|used| part.seeded(used, stood.at, stood.next, rule.period_of(now, charge.anchor)));
+            .map(|used| shared.seeded(used, stood.at, stood.next, rule.period_of(now, charge.anchor)));
         Some(state.unwrap_or_default())
     }
 
-    /// The caller has used so much of its limits at `now`, while the store was away. `parts` is what was counted of each.
+    /// The caller has used so much of its limits at `now`, while the store was away. `shared` is what was counted of each.
     pub(super) fn owe(
         &self,
         charge: Charge<'_>,
-        parts: &[Rule],
+        shared: &[Rule],
         charged: impl Iterator<Item = bool>,
         units: u64,
         now: Micros,
     ) {
-        let mut table = self.part(charge.caller).lock();
-        let Some(Debt(debt)) = self.debt(&mut table, charge.caller) else { return };
-        for ((rule, part), _) in charge.rules.iter().zip(parts).zip(charged).filter(|(_, charged)| *charged) {
+        let mut stripe = self.stripe(charge.caller).lock();
+        let Some(Debt(debt)) = self.debt(&mut stripe, charge.caller) else { return };
+        for ((rule, shared), _) in
+            charge.rules.iter().zip(shared).zip(charged).filter(|(_, charged)| *charged)
+        {
             if rule.lends_slots() {
                 continue;
             }
@@ -217,12 +219,12 @@ impl Local {
             match debt.iter_mut().find(|owed| owed.rule.key(&owed.api_key) == key) {
                 Some(owed) => {
                     owed.units = owed.units.saturating_add(units);
-                    owed.counted = part.algorithm;
+                    owed.counted = shared.algorithm;
                     owed.at = now;
                 }
                 None => debt.push(Owed {
                     rule: rule.clone(),
-                    counted: part.algorithm,
+                    counted: shared.algorithm,
                     api_key: charge.api_key.into(),
                     anchor: charge.anchor,
                     units,
@@ -234,8 +236,8 @@ impl Local {
 
     /// The caller got so much back of what it had used, unless that is written back already.
     pub(super) fn owe_less(&self, charge: Charge<'_>, charged: impl Iterator<Item = bool>, units: u64) {
-        let mut table = self.part(charge.caller).lock();
-        let Some(Debt(debt)) = table.debts.get_mut(charge.caller) else { return };
+        let mut stripe = self.stripe(charge.caller).lock();
+        let Some(Debt(debt)) = stripe.debts.get_mut(charge.caller) else { return };
         for (rule, _) in charge.rules.iter().zip(charged).filter(|(_, charged)| *charged) {
             let key = rule.key(charge.api_key);
             if let Some(owed) = debt.iter_mut().find(|owed| owed.rule.key(&owed.api_key) == key) {
@@ -246,8 +248,8 @@ impl Local {
 
     /// What was taken could not be written back yet.
     pub(super) fn owe_again(&self, caller: &str, owed: Owed) {
-        let mut table = self.part(caller).lock();
-        let Some(Debt(debt)) = self.debt(&mut table, caller) else { return };
+        let mut stripe = self.stripe(caller).lock();
+        let Some(Debt(debt)) = self.debt(&mut stripe, caller) else { return };
         let key = owed.rule.key(&owed.api_key);
         match debt.iter_mut().find(|known| known.rule.key(&known.api_key) == key) {
             Some(known) => {
@@ -259,15 +261,15 @@ impl Local {
     }
 
     /// The debt of a caller; `None` when there are too many debtors.
-    fn debt<'t>(&self, table: &'t mut Part, caller: &str) -> Option<&'t mut Debt> {
-        if !table.debts.contains_key(caller) {
+    fn debt<'t>(&self, stripe: &'t mut Stripe, caller: &str) -> Option<&'t mut Debt> {
+        if !stripe.debts.contains_key(caller) {
             if self.owing.load(Ordering::Relaxed) >= OWING_MAX {
                 return None;
             }
             self.owing.fetch_add(1, Ordering::Relaxed);
-            table.debts.insert(caller.into(), Debt::default());
+            stripe.debts.insert(caller.into(), Debt::default());
         }
-        table.debts.get_mut(caller)
+        stripe.debts.get_mut(caller)
     }
 
     /// Callers that owe something.
@@ -282,7 +284,7 @@ impl Local {
 
     /// Takes what this caller owes.
     pub(super) fn take(&self, caller: &str) -> Option<Debt> {
-        let debt = self.part(caller).lock().debts.remove(caller);
+        let debt = self.stripe(caller).lock().debts.remove(caller);
         if debt.is_some() {
             self.owing.fetch_sub(1, Ordering::Relaxed);
         }
@@ -292,24 +294,24 @@ impl Local {
     /// Some of the callers who owe something and can be written back.
     pub(super) fn debtors(&self, most: usize, can_pay: impl Fn(&str) -> bool) -> Vec<Box<str>> {
         let mut debtors = Vec::new();
-        for part in &*self.parts {
-            let part = part.lock();
+        for stripe in &*self.stripes {
+            let stripe = stripe.lock();
             let room = most - debtors.len();
-            debtors.extend(part.debts.keys().filter(|caller| can_pay(caller)).take(room).cloned());
+            debtors.extend(stripe.debts.keys().filter(|caller| can_pay(caller)).take(room).cloned());
         }
         debtors
     }
 
-    fn part(&self, caller: &str) -> &Mutex<Part> {
-        &self.parts[usize::try_from(self.hasher.hash_one(caller) % PARTS as u64).unwrap_or(0)]
+    fn stripe(&self, caller: &str) -> &Mutex<Stripe> {
+        &self.stripes[usize::try_from(self.hasher.hash_one(caller) % STRIPES as u64).unwrap_or(0)]
     }
 }
 
-impl Part {
+impl Stripe {
     /// How a caller stood, to be brought up to date.
     fn seen(&mut self, caller: &str) -> &mut Seen {
         if !self.younger.contains_key(caller) {
-            if self.younger.len() >= SEEN_MAX / PARTS / 2 {
+            if self.younger.len() >= SEEN_MAX / STRIPES / 2 {
                 self.older = std::mem::take(&mut self.younger);
             }
             let seen = self.older.remove(caller).unwrap_or_default();
@@ -355,9 +357,9 @@ mod tests {
     fn left(local: &Local, caller: &str, rules: &[Rule]) -> Option<u64> {
         let charge = Charge::new(caller, "plan", rules, n(1));
         let share = Share::of_each(n(2));
-        let part = rules[0].algorithm.shared(share, n(1));
-        let state = local.seed(charge, &rules[0], &part, share, 2_000, false)?;
-        Some(part.capacity().get() - part.used(state, rules[0].period_of(2_000, Anchor::FIRST), 2_000))
+        let shared = rules[0].algorithm.shared(share, n(1));
+        let state = local.seed(charge, &rules[0], &shared, share, 2_000, false)?;
+        Some(shared.capacity().get() - shared.used(state, rules[0].period_of(2_000, Anchor::FIRST), 2_000))
     }
 
     #[test]
@@ -377,9 +379,9 @@ mod tests {
         for number in 0..SEEN_MAX * 2 {
             local.note(Charge::new(&caller(number), "plan", &rules, n(1)), &decision(&rules, 0), 1_500);
         }
-        let kept = local.parts.iter().map(|part| {
-            let part = part.lock();
-            part.younger.len() + part.older.len()
+        let kept = local.stripes.iter().map(|stripe| {
+            let stripe = stripe.lock();
+            stripe.younger.len() + stripe.older.len()
         });
         assert!(kept.sum::<usize>() <= SEEN_MAX);
         assert_eq!(left(&local, &caller(SEEN_MAX * 2 - 1), &rules), Some(0));

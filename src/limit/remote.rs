@@ -54,25 +54,25 @@ impl Remote {
         self.share.unwrap_or_else(|| self.common.local().equal_share())
     }
 
-    /// The parts of the limits that this gateway counts by itself.
-    fn parts(&self, charge: Charge<'_>) -> SmallVec<[Rule; 4]> {
+    /// The limits as this gateway counts them by itself: its share of each.
+    fn shared(&self, charge: Charge<'_>) -> SmallVec<[Rule; 4]> {
         let share = self.share();
         charge.rules.iter().map(|rule| rule.shared(share, charge.cost)).collect()
     }
 
-    /// Decides in this process, on its part of the limits, going on from what the store has last said.
+    /// Decides in this process, on its share of the limits, going on from what the store has last said.
     pub(super) fn decide_alone(
         &self,
         charge: Charge<'_>,
         memory: &Arc<MemoryStore>,
     ) -> (Decision, Place, Option<MemorySlots>) {
-        let (local, parts, share) = (self.common.local(), self.parts(charge), self.share());
+        let (local, shared, share) = (self.common.local(), self.shared(charge), self.share());
         let seed = |at: usize, now, is_kept| {
-            local.seed(charge, &charge.rules[at], &parts[at].algorithm, share, now, is_kept)
+            local.seed(charge, &charge.rules[at], &shared[at].algorithm, share, now, is_kept)
         };
-        let (decision, place, slots) = memory.admit(Charge { rules: &parts, ..charge }, seed);
+        let (decision, place, slots) = memory.admit(Charge { rules: &shared, ..charge }, seed);
         if decision.allowed {
-            local.owe(charge, &parts, decision.charged(), charge.cost.get(), decision.at);
+            local.owe(charge, &shared, decision.charged(), charge.cost.get(), decision.at);
         }
         (decision, place, slots)
     }
@@ -80,13 +80,13 @@ impl Remote {
     /// Settles a charge that was made in this process.
     pub(super) fn settle_alone(&self, settlement: Settlement<'_>, place: Place, memory: &MemoryStore) {
         let charge = settlement.charge;
-        let parts = self.parts(charge);
-        memory.settle(Settlement { charge: Charge { rules: &parts, ..charge }, ..settlement }, place);
+        let shared = self.shared(charge);
+        memory.settle(Settlement { charge: Charge { rules: &shared, ..charge }, ..settlement }, place);
         let charged = settlement.charged.iter().copied();
         let missing = settlement.spent.saturating_sub(charge.cost.get());
         let back = charge.cost.get().saturating_sub(settlement.spent);
         if missing > 0 {
-            self.common.local().owe(charge, &parts, charged, missing, memory.now());
+            self.common.local().owe(charge, &shared, charged, missing, memory.now());
         } else if back > 0 {
             self.common.local().owe_less(charge, charged, back);
         }
