@@ -5,7 +5,6 @@
 //! store returns.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,9 +18,7 @@ use super::calendar::Anchor;
 use super::decision::Decision;
 use super::rule::Rule;
 use super::store::Charge;
-
-/// Stripes of the table, each with a lock of its own.
-const STRIPES: usize = 64;
+use super::stripes::{STRIPES, Stripes};
 
 /// Callers of which it is remembered how they stood, at most; those who came last.
 const SEEN_MAX: usize = 131_072;
@@ -30,10 +27,9 @@ const SEEN_MAX: usize = 131_072;
 const OWING_MAX: usize = 65_536;
 
 /// What the workers of one process share for the time when the store cannot decide.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Local {
-    hasher: RandomState,
-    stripes: Box<[Mutex<Stripe>]>,
+    stripes: Stripes<Stripe>,
     /// Callers with debts.
     owing: AtomicUsize,
     gateways: Mutex<Heard>,
@@ -103,17 +99,6 @@ impl Owed {
     }
 }
 
-impl Default for Local {
-    fn default() -> Self {
-        Self {
-            hasher: RandomState::new(),
-            stripes: (0..STRIPES).map(|_| Mutex::default()).collect(),
-            owing: AtomicUsize::new(0),
-            gateways: Mutex::default(),
-        }
-    }
-}
-
 impl Local {
     /// So many gateways count in the store at `now`.
     pub(super) fn hear_gateways(&self, gateways: u64, now: Instant) {
@@ -137,7 +122,7 @@ impl Local {
 
     /// The store has decided: remembers how the caller stands now.
     pub(super) fn note(&self, charge: Charge<'_>, decision: &Decision, now: Micros) {
-        let mut stripe = self.stripe(charge.caller).lock();
+        let mut stripe = self.stripes.of(charge.caller).lock();
         let seen = stripe.seen(charge.caller);
         for (rule, state) in charge.rules.iter().zip(&decision.states).filter(|(rule, _)| !rule.lends_slots())
         {
@@ -160,7 +145,7 @@ impl Local {
         let remaining = u64::try_from(remaining).unwrap_or(whole).min(whole);
         let stood = Stood { remaining, next: standing.next, at: now, is_counted_on: false };
         let key = owed.rule.key(&owed.api_key);
-        let mut stripe = self.stripe(caller).lock();
+        let mut stripe = self.stripes.of(caller).lock();
         let seen = stripe.seen(caller);
         match seen.iter_mut().find(|(known, _)| *known == *key) {
             // The store has decided meanwhile.
@@ -183,7 +168,7 @@ impl Local {
         is_kept: bool,
     ) -> Option<State> {
         let key = rule.key(charge.api_key);
-        let mut stripe = self.stripe(charge.caller).lock();
+        let mut stripe = self.stripes.of(charge.caller).lock();
         let owed = stripe.owed(charge.caller, &key);
         let stood = stripe.stood(charge.caller, &key)?;
         if stood.is_counted_on && is_kept {
@@ -207,7 +192,7 @@ impl Local {
         units: u64,
         now: Micros,
     ) {
-        let mut stripe = self.stripe(charge.caller).lock();
+        let mut stripe = self.stripes.of(charge.caller).lock();
         let Some(Debt(debt)) = self.debt(&mut stripe, charge.caller) else { return };
         for ((rule, shared), _) in
             charge.rules.iter().zip(shared).zip(charged).filter(|(_, charged)| *charged)
@@ -236,7 +221,7 @@ impl Local {
 
     /// The caller got so much back of what it had used, unless that is written back already.
     pub(super) fn owe_less(&self, charge: Charge<'_>, charged: impl Iterator<Item = bool>, units: u64) {
-        let mut stripe = self.stripe(charge.caller).lock();
+        let mut stripe = self.stripes.of(charge.caller).lock();
         let Some(Debt(debt)) = stripe.debts.get_mut(charge.caller) else { return };
         for (rule, _) in charge.rules.iter().zip(charged).filter(|(_, charged)| *charged) {
             let key = rule.key(charge.api_key);
@@ -248,7 +233,7 @@ impl Local {
 
     /// What was taken could not be written back yet.
     pub(super) fn owe_again(&self, caller: &str, owed: Owed) {
-        let mut stripe = self.stripe(caller).lock();
+        let mut stripe = self.stripes.of(caller).lock();
         let Some(Debt(debt)) = self.debt(&mut stripe, caller) else { return };
         let key = owed.rule.key(&owed.api_key);
         match debt.iter_mut().find(|known| known.rule.key(&known.api_key) == key) {
@@ -284,7 +269,7 @@ impl Local {
 
     /// Takes what this caller owes.
     pub(super) fn take(&self, caller: &str) -> Option<Debt> {
-        let debt = self.stripe(caller).lock().debts.remove(caller);
+        let debt = self.stripes.of(caller).lock().debts.remove(caller);
         if debt.is_some() {
             self.owing.fetch_sub(1, Ordering::Relaxed);
         }
@@ -294,16 +279,12 @@ impl Local {
     /// Some of the callers who owe something and can be written back.
     pub(super) fn debtors(&self, most: usize, can_pay: impl Fn(&str) -> bool) -> Vec<Box<str>> {
         let mut debtors = Vec::new();
-        for stripe in &*self.stripes {
+        for stripe in self.stripes.iter() {
             let stripe = stripe.lock();
             let room = most - debtors.len();
             debtors.extend(stripe.debts.keys().filter(|caller| can_pay(caller)).take(room).cloned());
         }
         debtors
-    }
-
-    fn stripe(&self, caller: &str) -> &Mutex<Stripe> {
-        &self.stripes[usize::try_from(self.hasher.hash_one(caller) % STRIPES as u64).unwrap_or(0)]
     }
 }
 

@@ -15,6 +15,7 @@ pub(crate) mod oracle;
 mod remote;
 mod rule;
 pub mod store;
+mod stripes;
 
 pub use calendar::{Anchor, Boundaries, Calendar, Unit, UnknownZone};
 pub use common::Common;

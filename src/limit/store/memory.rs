@@ -10,7 +10,6 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -20,10 +19,8 @@ use smallvec::SmallVec;
 use super::{Charge, Decision, Settlement, Store, StoreError};
 use crate::clock::{Clock, Micros};
 use crate::limit::algorithm::{self, Limited, State};
+use crate::limit::stripes::Stripes;
 use crate::limit::{Anchor, Rule};
-
-/// Stripes of the table, each with a lock of its own.
-const STRIPES: usize = 64;
 
 /// A full table looks for expired callers at most so often, in microseconds: the search costs more than a decision.
 const SWEEP_PAUSE: Micros = 100_000;
@@ -32,8 +29,7 @@ const SWEEP_PAUSE: Micros = 100_000;
 #[derive(Debug)]
 pub struct MemoryStore {
     clock: Arc<dyn Clock>,
-    hasher: RandomState,
-    stripes: Box<[Mutex<Stripe>]>,
+    stripes: Stripes<Stripe>,
     /// What callers of a plan share that came when the table was full. As many entries as there are plans and pools.
     overflow: Mutex<HashMap<Box<str>, Caller>>,
     max_callers: AtomicUsize,
@@ -64,8 +60,7 @@ impl MemoryStore {
     pub fn new(max_callers: usize, clock: Arc<dyn Clock>) -> Self {
         Self {
             clock,
-            hasher: RandomState::new(),
-            stripes: (0..STRIPES).map(|_| Mutex::default()).collect(),
+            stripes: Stripes::default(),
             overflow: Mutex::default(),
             max_callers: AtomicUsize::new(max_callers),
             callers: AtomicUsize::new(0),
@@ -117,7 +112,7 @@ impl MemoryStore {
         let charge = settlement.charge;
         match place {
             Place::Own => {
-                let mut stripe = self.stripe(charge.caller).lock();
+                let mut stripe = self.stripes.of(charge.caller).lock();
                 let now = self.clock.now();
                 if let Some(caller) = stripe.callers.get_mut(charge.caller) {
                     caller.settle(settlement, now);
@@ -140,7 +135,7 @@ impl MemoryStore {
         charge: Charge<'_>,
         seed: impl Fn(usize, Micros, bool) -> Option<State>,
     ) -> (Decision, Place) {
-        let mut stripe = self.stripe(charge.caller).lock();
+        let mut stripe = self.stripes.of(charge.caller).lock();
         // Read behind the lock, so that time never runs backwards between two decisions of a caller.
         let now = self.clock.now();
         if let Some(caller) = stripe.callers.get_mut(charge.caller) {
@@ -166,14 +161,14 @@ impl MemoryStore {
     /// What is kept of a caller alone for a limit, by its key.
     #[must_use]
     pub fn kept(&self, caller: &str, key: &str) -> Option<State> {
-        let stripe = self.stripe(caller).lock();
+        let stripe = self.stripes.of(caller).lock();
         let limits = &stripe.callers.get(caller)?.limits;
         limits.iter().find(|(name, _)| **name == *key).map(|(_, state)| state.clone())
     }
 
     /// Forgets that.
     pub fn forget(&self, caller: &str, key: &str) {
-        let mut stripe = self.stripe(caller).lock();
+        let mut stripe = self.stripes.of(caller).lock();
         if let Some(caller) = stripe.callers.get_mut(caller) {
             caller.take(key);
         }
@@ -188,7 +183,7 @@ impl MemoryStore {
     fn give_back(&self, slots: &MemorySlots) {
         match slots.place {
             Place::Own => {
-                let mut stripe = self.stripe(&slots.caller).lock();
+                let mut stripe = self.stripes.of(&slots.caller).lock();
                 stripe
                     .callers
                     .get_mut(&*slots.caller)
@@ -218,13 +213,8 @@ impl MemoryStore {
     /// memory falls back after a rush without anybody ever waiting for the whole table.
     pub fn sweep(&self, turn: usize) {
         let now = self.clock.now();
-        let mut stripe = self.stripes[turn % STRIPES].lock();
+        let mut stripe = self.stripes.in_turn(turn).lock();
         self.forget_expired(&mut stripe, now);
-    }
-
-    fn stripe(&self, caller: &str) -> &Mutex<Stripe> {
-        // The remainder is below 64, whatever `usize` is.
-        &self.stripes[usize::try_from(self.hasher.hash_one(caller) % STRIPES as u64).unwrap_or(0)]
     }
 
     /// What a caller begins with that gets an entry of its own.
@@ -391,6 +381,7 @@ mod tests {
     use super::*;
     use crate::clock::ManualClock;
     use crate::limit::algorithm::{Algorithm, SlidingWindow};
+    use crate::limit::stripes::STRIPES;
     use crate::limit::{Rule, Scope};
 
     fn rules(limit: u64) -> [Rule; 1] {
