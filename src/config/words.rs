@@ -82,10 +82,8 @@ pub(super) fn local_share(value: Scalar<'_>) -> Result<LocalShare, Fault> {
         return choice(&[("equal", LocalShare::Equal)], &[])(value)
             .map_err(|fault| fault.hint("\"equal\", or a percentage such as \"25%\""));
     };
-    match number.parse() {
-        Ok(percent) if (1..=100).contains(&percent) => NonZeroU64::new(percent)
-            .map(LocalShare::Percent)
-            .ok_or(Fault::new("a percentage is at least \"1%\"")),
+    match number.parse::<NonZeroU64>() {
+        Ok(percent) if percent.get() <= 100 => Ok(LocalShare::Percent(percent)),
         _ => Err(Fault::new("a percentage lies between \"1%\" and \"100%\"")),
     }
 }

@@ -4,6 +4,7 @@
 //! then: what the store had [last said](Local::note) of it counts. And what it uses meanwhile is [written back](Debt) when the
 //! store returns.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -72,6 +73,13 @@ struct Stood {
 #[derive(Debug, Default)]
 pub(super) struct Debt(pub(super) SmallVec<[Owed; 2]>);
 
+impl Debt {
+    /// What it has used of the limit of this key.
+    fn of(&mut self, key: &str) -> Option<&mut Owed> {
+        self.0.iter_mut().find(|owed| **owed.key() == *key)
+    }
+}
+
 /// What it has used of one limit.
 #[derive(Debug)]
 pub(super) struct Owed {
@@ -86,6 +94,11 @@ pub(super) struct Owed {
 }
 
 impl Owed {
+    /// The key of the limit.
+    pub(super) fn key(&self) -> Cow<'_, Arc<str>> {
+        self.rule.key(&self.api_key)
+    }
+
     /// What counts of it now, as far as this process knows, if this is `kept` of it. Nothing is kept of a caller who shared an
     /// entry with others, or whose entry has expired: then it counts as if all of it had been used when the last of it was.
     pub(super) fn counting(&self, kept: Option<State>, now: Micros) -> State {
@@ -128,11 +141,7 @@ impl Local {
         {
             let (remaining, next) = (state.remaining, state.next);
             let stood = Stood { remaining, next, at: now, is_counted_on: false };
-            let key = rule.key(charge.api_key);
-            match seen.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &key) || *known == *key) {
-                Some((_, known)) => *known = stood,
-                None => seen.push((key.into_owned(), stood)),
-            }
+            remember(seen, rule.key(charge.api_key), stood);
         }
     }
 
@@ -144,15 +153,7 @@ impl Local {
         let remaining = u128::from(standing.remaining) * u128::from(whole) / u128::from(shared);
         let remaining = u64::try_from(remaining).unwrap_or(whole).min(whole);
         let stood = Stood { remaining, next: standing.next, at: now, is_counted_on: false };
-        let key = owed.rule.key(&owed.api_key);
-        let mut stripe = self.stripes.of(caller).lock();
-        let seen = stripe.seen(caller);
-        match seen.iter_mut().find(|(known, _)| *known == *key) {
-            // The store has decided meanwhile.
-            Some((_, known)) if known.at > now => {}
-            Some((_, known)) => *known = stood,
-            None => seen.push((key.into_owned(), stood)),
-        }
+        remember(self.stripes.of(caller).lock().seen(caller), owed.key(), stood);
     }
 
     /// What counts of a limit when this gateway goes on alone from what was heard; `None` if it is to go on from what it keeps
@@ -193,21 +194,20 @@ impl Local {
         now: Micros,
     ) {
         let mut stripe = self.stripes.of(charge.caller).lock();
-        let Some(Debt(debt)) = self.debt(&mut stripe, charge.caller) else { return };
+        let Some(debt) = self.debt(&mut stripe, charge.caller) else { return };
         for ((rule, shared), _) in
             charge.rules.iter().zip(shared).zip(charged).filter(|(_, charged)| *charged)
         {
             if rule.lends_slots() {
                 continue;
             }
-            let key = rule.key(charge.api_key);
-            match debt.iter_mut().find(|owed| owed.rule.key(&owed.api_key) == key) {
+            match debt.of(&rule.key(charge.api_key)) {
                 Some(owed) => {
                     owed.units = owed.units.saturating_add(units);
                     owed.counted = shared.algorithm;
                     owed.at = now;
                 }
-                None => debt.push(Owed {
+                None => debt.0.push(Owed {
                     rule: rule.clone(),
                     counted: shared.algorithm,
                     api_key: charge.api_key.into(),
@@ -222,10 +222,9 @@ impl Local {
     /// The caller got so much back of what it had used, unless that is written back already.
     pub(super) fn owe_less(&self, charge: Charge<'_>, charged: impl Iterator<Item = bool>, units: u64) {
         let mut stripe = self.stripes.of(charge.caller).lock();
-        let Some(Debt(debt)) = stripe.debts.get_mut(charge.caller) else { return };
+        let Some(debt) = stripe.debts.get_mut(charge.caller) else { return };
         for (rule, _) in charge.rules.iter().zip(charged).filter(|(_, charged)| *charged) {
-            let key = rule.key(charge.api_key);
-            if let Some(owed) = debt.iter_mut().find(|owed| owed.rule.key(&owed.api_key) == key) {
+            if let Some(owed) = debt.of(&rule.key(charge.api_key)) {
                 owed.units = owed.units.saturating_sub(units);
             }
         }
@@ -234,14 +233,13 @@ impl Local {
     /// What was taken could not be written back yet.
     pub(super) fn owe_again(&self, caller: &str, owed: Owed) {
         let mut stripe = self.stripes.of(caller).lock();
-        let Some(Debt(debt)) = self.debt(&mut stripe, caller) else { return };
-        let key = owed.rule.key(&owed.api_key);
-        match debt.iter_mut().find(|known| known.rule.key(&known.api_key) == key) {
+        let Some(debt) = self.debt(&mut stripe, caller) else { return };
+        match debt.of(&owed.key()) {
             Some(known) => {
                 known.units = known.units.saturating_add(owed.units);
                 known.at = known.at.max(owed.at);
             }
-            None => debt.push(owed),
+            None => debt.0.push(owed),
         }
     }
 
@@ -288,6 +286,15 @@ impl Local {
     }
 }
 
+/// Remembers how a caller stands with the limit of this key, unless something newer is known.
+fn remember(seen: &mut Seen, key: Cow<'_, Arc<str>>, stood: Stood) {
+    match seen.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &key) || *known == *key) {
+        Some((_, known)) if known.at > stood.at => {}
+        Some((_, known)) => *known = stood,
+        None => seen.push((key.into_owned(), stood)),
+    }
+}
+
 impl Stripe {
     /// How a caller stood, to be brought up to date.
     fn seen(&mut self, caller: &str) -> &mut Seen {
@@ -308,9 +315,8 @@ impl Stripe {
     }
 
     /// What a caller owes of one limit.
-    fn owed(&self, caller: &str, key: &str) -> u64 {
-        let debt = self.debts.get(caller).into_iter().flat_map(|Debt(debt)| debt);
-        debt.filter(|owed| **owed.rule.key(&owed.api_key) == *key).map(|owed| owed.units).sum()
+    fn owed(&mut self, caller: &str, key: &str) -> u64 {
+        self.debts.get_mut(caller).and_then(|debt| debt.of(key)).map_or(0, |owed| owed.units)
     }
 }
 
@@ -340,7 +346,7 @@ mod tests {
         let share = Share::of_each(n(2));
         let shared = rules[0].algorithm.shared(share, n(1));
         let state = local.seed(charge, &rules[0], &shared, share, 2_000, false)?;
-        Some(shared.capacity().get() - shared.used(state, rules[0].period_of(2_000, Anchor::FIRST), 2_000))
+        Some(shared.standing(state, rules[0].period_of(2_000, Anchor::FIRST), 2_000).remaining)
     }
 
     #[test]

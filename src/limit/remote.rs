@@ -54,9 +54,8 @@ impl Remote {
         self.share.unwrap_or_else(|| self.common.local().equal_share())
     }
 
-    /// The limits as this gateway counts them by itself: its share of each.
-    fn shared(&self, charge: Charge<'_>) -> SmallVec<[Rule; 4]> {
-        let share = self.share();
+    /// The limits as a gateway with this share counts them by itself.
+    fn shared(charge: Charge<'_>, share: Share) -> SmallVec<[Rule; 4]> {
         charge.rules.iter().map(|rule| rule.shared(share, charge.cost)).collect()
     }
 
@@ -66,7 +65,8 @@ impl Remote {
         charge: Charge<'_>,
         memory: &Arc<MemoryStore>,
     ) -> (Decision, Place, Option<MemorySlots>) {
-        let (local, shared, share) = (self.common.local(), self.shared(charge), self.share());
+        let (local, share) = (self.common.local(), self.share());
+        let shared = Self::shared(charge, share);
         let seed = |at: usize, now, is_kept| {
             local.seed(charge, &charge.rules[at], &shared[at].algorithm, share, now, is_kept)
         };
@@ -80,7 +80,7 @@ impl Remote {
     /// Settles a charge that was made in this process.
     pub(super) fn settle_alone(&self, settlement: Settlement<'_>, place: Place, memory: &MemoryStore) {
         let charge = settlement.charge;
-        let shared = self.shared(charge);
+        let shared = Self::shared(charge, self.share());
         memory.settle(Settlement { charge: Charge { rules: &shared, ..charge }, ..settlement }, place);
         let charged = settlement.charged.iter().copied();
         let missing = settlement.spent.saturating_sub(charge.cost.get());
@@ -152,7 +152,7 @@ async fn pay(
     deadline: Option<Instant>,
 ) -> bool {
     let paid = join_all(debt.0.into_iter().map(|owed| async move {
-        let key = owed.rule.key(&owed.api_key).into_owned();
+        let key = owed.key().into_owned();
         let now = memory.now();
         let counting = owed.counting(memory.kept(caller, &key), now);
         let standing = owed.counted.standing(counting, owed.rule.period_of(now, owed.anchor), now);

@@ -98,15 +98,6 @@ impl Algorithm {
         limited.algorithm.align(limited.state, period, now);
         limited.judge(now, NonZeroU64::MIN)
     }
-
-    /// Units that still count at `now`. Slots are given back, and are not use.
-    #[must_use]
-    pub fn used(&self, state: State, period: Period, now: Micros) -> u64 {
-        match self {
-            Self::Concurrency(_) => 0,
-            _ => self.capacity().get().saturating_sub(self.standing(state, period, now).remaining),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -116,6 +107,11 @@ mod tests {
 
     fn n(value: u64) -> NonZeroU64 {
         NonZeroU64::new(value).unwrap()
+    }
+
+    /// Units that still count at `now`.
+    fn used(algorithm: &Algorithm, state: State, now: Micros) -> u64 {
+        algorithm.capacity().get() - algorithm.standing(state, Period::NONE, now).remaining
     }
 
     /// Units that pass at `now`, one by one.
@@ -175,12 +171,12 @@ mod tests {
         // 80 of 100 are used, and the first comes back in 2 s.
         let state = window.seeded(n(80), seen, 2 * second, Period::NONE);
         assert_eq!(passes(&window, &mut state.clone(), Period::NONE, seen), 20);
-        assert_eq!(window.used(state.clone(), Period::NONE, seen), 80);
+        assert_eq!(used(&window, state.clone(), seen), 80);
         let half = passes(&window, &mut state.clone(), Period::NONE, seen + 6 * second);
         assert!((40..=70).contains(&half), "{half}");
         assert_eq!(passes(&window, &mut state.clone(), Period::NONE, seen + 10 * second), 100);
         // Nothing counts that was seen longer ago than a window lasts.
-        assert_eq!(window.used(state, Period::NONE, seen + 11 * second), 0);
+        assert_eq!(used(&window, state, seen + 11 * second), 0);
 
         let bucket = Algorithm::TokenBucket(TokenBucket::new(n(10), second, n(20)).unwrap());
         let state = bucket.seeded(n(20), seen, 0, Period::NONE);
@@ -202,7 +198,7 @@ mod tests {
                 let window = Algorithm::SlidingWindow(SlidingWindow::new(n(limit), per).unwrap());
                 for seen in [1, 1_800_000_000_000_000] {
                     let state = window.seeded(n(limit), seen, 0, Period::NONE);
-                    let used = window.used(state, Period::NONE, seen);
+                    let used = used(&window, state, seen);
                     assert!(used <= limit && used + limit.div_ceil(4) >= limit, "{used} of {limit} in {per}");
                 }
             }
