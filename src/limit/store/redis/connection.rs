@@ -8,15 +8,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ::redis::aio::{ConnectionLike as _, MultiplexedConnection};
-use ::redis::{Cmd, RedisError, Value};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::super::{FailureKind, Shard, StoreError};
 use super::errors::{self, NotOpened};
 use super::eviction::Eviction;
-use super::opener::{CONNECT_TIMEOUT, Opener, says_replica};
+use super::link::{Link, says_replica};
+use super::opener::{CONNECT_TIMEOUT, Opener};
 use super::sentinel::Sentinels;
 use crate::clock;
 use crate::limit::Common;
@@ -48,12 +47,11 @@ pub(super) enum Way {
 
 impl Way {
     async fn open(&self) -> Result<Link, NotOpened> {
-        let opened = match self {
+        match self {
             Self::Primary(opener) => opener.open_primary().await,
             Self::Node(opener) => opener.open().await,
             Self::Sentinel(sentinels) => sentinels.open().await,
-        };
-        opened.map(Link)
+        }
     }
 
     /// How long one attempt may take.
@@ -62,32 +60,6 @@ impl Way {
             Self::Primary(_) | Self::Node(_) => CONNECT_TIMEOUT * 2,
             Self::Sentinel(sentinels) => sentinels.patience(),
         }
-    }
-}
-
-/// An open connection. Cloning it gives another handle on the same one.
-#[derive(Clone)]
-pub(super) struct Link(MultiplexedConnection);
-
-impl From<MultiplexedConnection> for Link {
-    fn from(connection: MultiplexedConnection) -> Self {
-        Self(connection)
-    }
-}
-
-impl Link {
-    /// Sends one command and waits for its answer, for ever if need be: the deadline is the caller's.
-    pub(super) async fn ask(&mut self, command: &Cmd) -> Result<Value, RedisError> {
-        self.0.send_packed_command(command).await.and_then(Value::extract_error)
-    }
-
-    /// The same, about a hash slot that is on its way to this node. The permission and the command are sent as one: on a connection
-    /// that others use, too, nothing may come between the two.
-    pub(super) async fn ask_in_passing(&mut self, command: &Cmd) -> Result<Value, RedisError> {
-        let mut both = ::redis::pipe();
-        both.cmd("ASKING").ignore().add_command(command.clone());
-        let mut answers = self.0.req_packed_commands(&both, 1, 1).await?;
-        answers.pop().unwrap_or(Value::Nil).extract_error()
     }
 }
 
@@ -291,7 +263,7 @@ async fn look_after(shared: &Shared, mut link: Link) -> &'static str {
             && let Some(other) = sentinels.look().await
         {
             // What is under way on the old one may still be answered.
-            link = Link(other);
+            link = other;
             looks = 0;
             shared.status.send_replace(Status::Ready(link.clone()));
             shared.eviction.look_first(link.clone()).await;

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use ::redis::Value;
 
-use super::connection::Link;
 use super::errors;
+use super::link::Link;
 use crate::limit::Common;
 
 /// How long the question may take.

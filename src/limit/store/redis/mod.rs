@@ -11,6 +11,7 @@ mod eviction;
 mod gateways;
 mod hash_slots;
 mod leases;
+mod link;
 mod messages;
 mod node;
 mod nodes;

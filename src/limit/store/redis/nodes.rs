@@ -14,8 +14,8 @@ use ::redis::Value;
 use tokio::task::JoinHandle;
 
 use super::super::{FailureKind, Phase, StoreError};
-use super::connection::{Link, Way};
-use super::errors::{self, NotOpened};
+use super::connection::Way;
+use super::errors::NotOpened;
 use super::hash_slots::{HASH_SLOTS, SlotMap, hash_slot_of, split};
 use super::node::{Call, Failure, Kit, Node, Redirect};
 use super::opener::Opener;
@@ -305,14 +305,10 @@ impl Drop for Cluster {
 /// Asks one server, over a link of its own. `address` is what it is called by others.
 async fn map_from(address: &str, opener: &Opener) -> Result<SlotMap, NotOpened> {
     let asked = tokio::time::timeout(PATIENCE, async {
-        let mut link = Link::from(opener.open().await?);
-        link.ask(&cluster_slots()).await.map_err(|error| {
-            let (kind, reason) = errors::reason(&error);
-            opener.failure(kind, reason)
-        })
+        let mut link = opener.open().await?;
+        link.ask(&cluster_slots()).await.map_err(|error| opener.not_opened(&error))
     });
-    let late = |_| opener.failure(FailureKind::Timeout, "no answer in time");
-    let answer = asked.await.map_err(late)??;
+    let answer = asked.await.map_err(|_| opener.late())??;
     SlotMap::read(&answer, address)
         .ok_or_else(|| opener.failure(FailureKind::ClusterDown, "it knows of no slots"))
 }

@@ -8,15 +8,15 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-use ::redis::aio::{ConnectionLike as _, MultiplexedConnection};
 use ::redis::io::tcp::TcpSettings;
 use ::redis::{
-    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionAddr, ConnectionInfo, IntoConnectionInfo,
-    ProtocolVersion, RedisConnectionInfo, RedisError, TlsCertificates, Value,
+    AsyncConnectionConfig, Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, IntoConnectionInfo,
+    ProtocolVersion, RedisConnectionInfo, RedisError, TlsCertificates,
 };
 use secrecy::{ExposeSecret as _, SecretSlice, SecretString};
 
 use super::errors::{self, NotOpened};
+use super::link::{Link, says_replica};
 use super::topology::{Password, Server};
 use crate::limit::store::FailureKind;
 
@@ -78,30 +78,27 @@ impl Opener {
 
     /// Opens a link, and asks over it whether anybody is there. What is asked later waits for ever: the deadline is the
     /// caller's, one around the whole step.
-    pub(super) async fn open(&self) -> Result<MultiplexedConnection, NotOpened> {
+    pub(super) async fn open(&self) -> Result<Link, NotOpened> {
         let attempt = tokio::time::timeout(CONNECT_TIMEOUT, self.try_to_open());
-        attempt.await.unwrap_or_else(|_| Err(self.failure(FailureKind::Timeout, "no answer in time")))
+        attempt.await.unwrap_or_else(|_| Err(self.late()))
     }
 
     /// Opens a link to a server that must not be a replica: that one would take no writes.
-    pub(super) async fn open_primary(&self) -> Result<MultiplexedConnection, NotOpened> {
+    pub(super) async fn open_primary(&self) -> Result<Link, NotOpened> {
         let mut link = self.open().await?;
         let role = ::redis::cmd("ROLE");
-        match tokio::time::timeout(CONNECT_TIMEOUT, ask(&mut link, &role)).await {
+        match tokio::time::timeout(CONNECT_TIMEOUT, link.ask(&role)).await {
             Ok(Ok(answer)) if says_replica(&answer) => {
                 Err(self.failure(FailureKind::ReadOnly, "it is a replica"))
             }
-            Ok(Err(error)) if errors::is_beyond_repair(&error) => {
-                let (kind, reason) = errors::reason(&error);
-                Err(self.failure(kind, reason))
-            }
+            Ok(Err(error)) if errors::is_beyond_repair(&error) => Err(self.not_opened(&error)),
             // One that does not say, since the user may not ask, is taken for a primary.
             Ok(_) => Ok(link),
-            Err(_) => Err(self.failure(FailureKind::Timeout, "no answer in time")),
+            Err(_) => Err(self.late()),
         }
     }
 
-    async fn try_to_open(&self) -> Result<MultiplexedConnection, NotOpened> {
+    async fn try_to_open(&self) -> Result<Link, NotOpened> {
         let attempt = if self.needs_files() {
             // On another thread: a disk may be slow, and requests share this one.
             let opener = self.clone();
@@ -110,30 +107,27 @@ impl Opener {
         } else {
             self.read()?
         };
-        self.log_in(attempt).await.map_err(|error| {
-            let (kind, reason) = errors::reason(&error);
-            self.failure(kind, reason)
-        })
+        self.log_in(attempt).await.map_err(|error| self.not_opened(&error))
     }
 
-    async fn log_in(&self, attempt: Attempt) -> Result<MultiplexedConnection, RedisError> {
+    async fn log_in(&self, attempt: Attempt) -> Result<Link, RedisError> {
         let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
         let client = Client::open(attempt.info)?;
-        let mut link = client.get_multiplexed_async_connection_with_config(&config).await?;
+        let mut link = Link::from(client.get_multiplexed_async_connection_with_config(&config).await?);
         if let Some(password) = &attempt.password {
             let mut auth = ::redis::cmd("AUTH");
             if let Some(username) = &attempt.username {
                 auth.arg(username);
             }
             auth.arg(password.expose_secret());
-            ask(&mut link, &auth).await?;
+            link.ask(&auth).await?;
         }
         if attempt.database != 0 {
             let mut select = ::redis::cmd("SELECT");
             select.arg(attempt.database);
-            ask(&mut link, &select).await?;
+            link.ask(&select).await?;
         }
-        match ask(&mut link, &::redis::cmd("PING")).await {
+        match link.ask(&::redis::cmd("PING")).await {
             // Somebody is there, and says that we may not ask.
             Err(error) if errors::code(&error) == Some("NOPERM") => Ok(link),
             answer => answer.map(|_| link),
@@ -234,6 +228,17 @@ impl Opener {
         }
     }
 
+    /// What an error says of this server.
+    pub(super) fn not_opened(&self, error: &RedisError) -> NotOpened {
+        let (kind, reason) = errors::reason(error);
+        self.failure(kind, reason)
+    }
+
+    /// That nothing has come in time.
+    pub(super) fn late(&self) -> NotOpened {
+        self.failure(FailureKind::Timeout, "no answer in time")
+    }
+
     /// Why this server is of no use.
     pub(super) fn failure(&self, kind: FailureKind, reason: impl Into<String>) -> NotOpened {
         NotOpened { kind, server: self.address.clone(), reason: reason.into() }
@@ -256,17 +261,6 @@ struct Attempt {
     database: i64,
 }
 
-/// The answer to one command; an error of the server is an error.
-pub(super) async fn ask(link: &mut MultiplexedConnection, command: &Cmd) -> Result<Value, RedisError> {
-    link.req_packed_command(command).await.and_then(Value::extract_error)
-}
-
-/// Whether `ROLE` answered that the server is a replica.
-pub(super) fn says_replica(answer: &Value) -> bool {
-    let Value::Array(parts) = answer else { return false };
-    matches!(parts.first(), Some(Value::BulkString(word)) if word == b"slave")
-}
-
 /// The settings of every socket to Redis.
 fn tcp() -> TcpSettings {
     TcpSettings::default().set_nodelay(true).set_user_timeout(USER_TIMEOUT)
@@ -275,17 +269,6 @@ fn tcp() -> TcpSettings {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_server_that_says_nothing_of_use_is_no_replica() {
-        let texts = |words: &[&str]| {
-            Value::Array(words.iter().map(|word| Value::BulkString(word.as_bytes().to_vec())).collect())
-        };
-        assert!(says_replica(&texts(&["slave", "127.0.0.1"])));
-        for answer in [Value::Nil, texts(&[]), texts(&["master"]), texts(&["sentinel"])] {
-            assert!(!says_replica(&answer), "{answer:?}");
-        }
-    }
 
     /// The length of a device is 0, and it was read without end; to open a pipe waits for ever.
     #[test]

@@ -7,10 +7,10 @@ use std::cell::{Cell, RefCell};
 use std::time::Duration;
 
 use ::redis::Value;
-use ::redis::aio::MultiplexedConnection;
 
 use super::errors::{self, NotOpened};
-use super::opener::{CONNECT_TIMEOUT, OpenError, Opener, ask};
+use super::link::Link;
+use super::opener::{CONNECT_TIMEOUT, OpenError, Opener};
 use super::topology::{SentinelSettings, Server};
 use crate::limit::store::FailureKind;
 
@@ -29,7 +29,7 @@ pub(super) struct Sentinels {
     /// The one to ask first: that which answered last.
     first: Cell<usize>,
     /// A link to the one that was asked last.
-    link: RefCell<Option<(usize, MultiplexedConnection)>>,
+    link: RefCell<Option<(usize, Link)>>,
     /// The primary in use.
     current: RefCell<Option<Address>>,
 }
@@ -59,7 +59,7 @@ impl Sentinels {
     }
 
     /// Opens a link to the primary.
-    pub(super) async fn open(&self) -> Result<MultiplexedConnection, NotOpened> {
+    pub(super) async fn open(&self) -> Result<Link, NotOpened> {
         let mut tried: Vec<Address> = Vec::new();
         let mut failure = None;
         let first = self.first.get();
@@ -87,7 +87,7 @@ impl Sentinels {
     }
 
     /// A link to another primary than the one in use, if the Sentinels name another one and it is one.
-    pub(super) async fn look(&self) -> Option<MultiplexedConnection> {
+    pub(super) async fn look(&self) -> Option<Link> {
         let at = self.first.get();
         let Ok(address) = self.address_from(at).await else {
             self.first.set((at + 1) % self.sentinels.len());
@@ -115,11 +115,7 @@ impl Sentinels {
             }
             Ok(Ok(None)) => no_primary(sentinel.address(), "it knows of no such master name"),
             Ok(Err(failure)) => failure,
-            Err(_) => NotOpened {
-                kind: FailureKind::Timeout,
-                server: sentinel.address().to_owned(),
-                reason: "no answer in time".to_owned(),
-            },
+            Err(_) => sentinel.late(),
         };
         self.link.replace(None);
         Err(failure)
@@ -134,12 +130,11 @@ impl Sentinels {
         };
         let mut question = ::redis::cmd("SENTINEL");
         question.arg("get-master-addr-by-name").arg(&self.master_name);
-        let answer = ask(&mut link, &question).await.map_err(|error| {
+        let answer = link.ask(&question).await.map_err(|error| {
             if errors::is_unknown_command(&error) {
                 return no_primary(sentinel.address(), "it is no Sentinel");
             }
-            let (kind, reason) = errors::reason(&error);
-            NotOpened { kind, server: sentinel.address().to_owned(), reason }
+            sentinel.not_opened(&error)
         })?;
         self.link.replace(Some((at, link)));
         Ok(address(&answer))
