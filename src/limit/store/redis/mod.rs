@@ -34,8 +34,8 @@ pub(in crate::limit) use hash_slots::SharedMap;
 pub use leases::RedisSlot;
 use leases::{Asking, LOOK_EVERY, Leases};
 use messages::{Message, Messages};
-use node::{Answer, Call, Kit};
-use nodes::{HOPS_MAX, Nodes};
+use node::{Call, Kit, Node};
+use nodes::Nodes;
 pub use opener::OpenError;
 use opener::Opener;
 use script::Scripts;
@@ -224,19 +224,11 @@ impl RedisStore {
 
     /// Decides on the node that keeps the caller's counters, wherever that is.
     async fn decide_somewhere(&self, charge: Charge<'_>) -> Result<Decision, StoreError> {
-        let deadline = charge.deadline;
-        let mut node = within(deadline, self.nodes.at(self.nodes.hash_slot(charge.caller))).await?;
-        let mut in_passing = false;
-        for hops in 0..HOPS_MAX {
+        let ask = async |node: &Node, in_passing| {
             let entered = node.guard.enter(charge.caller)?;
-            match entered.wait(deadline, node.decide(charge, in_passing)).await? {
-                Answer::Decided(decision) => return Ok(decision),
-                Answer::Elsewhere(redirect) => {
-                    (node, in_passing) = self.nodes.follow(redirect, node, hops, deadline).await?;
-                }
-            }
-        }
-        Err(StoreError::Nonsense("sent on and on"))
+            entered.wait(charge.deadline, node.decide(charge, in_passing)).await
+        };
+        self.nodes.ask(self.nodes.hash_slot(charge.caller), charge.deadline, ask).await
     }
 }
 

@@ -66,13 +66,24 @@ pub(super) enum Call {
     Script(Rc<Script>, Cmd),
 }
 
-/// What a server made of a request.
+/// What a server made of a call.
 #[derive(Debug)]
-pub(super) enum Answer {
-    /// It decided.
-    Decided(Decision),
+pub(super) enum Answer<T> {
+    /// What it was asked for.
+    Given(T),
     /// The counters are kept elsewhere.
     Elsewhere(Redirect),
+}
+
+impl<T> Answer<T> {
+    fn of(reply: Result<T, Failure>) -> Result<Self, StoreError> {
+        match reply {
+            Ok(given) => Ok(Self::Given(given)),
+            Err(Failure::Elsewhere(redirect)) => Ok(Self::Elsewhere(redirect)),
+            Err(Failure::Store(error)) => Err(error),
+            Err(Failure::NoScript) => Err(StoreError::Nonsense("not known, and that of the source")),
+        }
+    }
 }
 
 /// Where else to ask.
@@ -131,13 +142,12 @@ impl Node {
     }
 
     /// Decides on a request, if its counters are here. `in_passing`: they are on their way here.
-    pub(super) async fn decide(&self, charge: Charge<'_>, in_passing: bool) -> Result<Answer, StoreError> {
-        match self.try_to_decide(charge, in_passing).await {
-            Ok(decision) => Ok(Answer::Decided(decision)),
-            Err(Failure::Elsewhere(redirect)) => Ok(Answer::Elsewhere(redirect)),
-            Err(Failure::Store(error)) => Err(error),
-            Err(Failure::NoScript) => Err(StoreError::Nonsense("not known, and that of the source")),
-        }
+    pub(super) async fn decide(
+        &self,
+        charge: Charge<'_>,
+        in_passing: bool,
+    ) -> Result<Answer<Decision>, StoreError> {
+        Answer::of(self.try_to_decide(charge, in_passing).await)
     }
 
     async fn try_to_decide(&self, charge: Charge<'_>, in_passing: bool) -> Result<Decision, Failure> {
@@ -166,14 +176,14 @@ impl Node {
     }
 
     /// Sends a call, unless the server has tripped: it is left alone then.
-    pub(super) async fn send(&self, call: &Call, in_passing: bool) -> Result<Value, Failure> {
+    pub(super) async fn send(&self, call: &Call, in_passing: bool) -> Result<Answer<Value>, StoreError> {
         if self.guard.shard().phase() == Phase::Tripped {
-            return Err(StoreError::Tripped.into());
+            return Err(StoreError::Tripped);
         }
-        match call {
+        Answer::of(match call {
             Call::Plain(command) => self.ask(command, in_passing).await,
             Call::Script(script, by_hash) => self.run(script, by_hash, in_passing).await,
-        }
+        })
     }
 
     /// Runs a script. The script cache is volatile: a restart, a failover or SCRIPT FLUSH empties it. The source heals it at
@@ -223,7 +233,7 @@ impl Node {
         let charge = Charge::new(&caller, "probe", &rules, NonZeroU64::MIN);
         let charge = Charge { deadline: Some(deadline), ..charge };
         match within(Some(deadline), self.decide(charge, false)).await? {
-            Answer::Decided(_) => {}
+            Answer::Given(_) => {}
             Answer::Elsewhere(_) => self.kit.stale.notify_one(),
         }
         Ok(())

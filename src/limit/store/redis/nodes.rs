@@ -13,11 +13,12 @@ use std::time::{Duration, Instant};
 use ::redis::Value;
 use tokio::task::JoinHandle;
 
+use super::super::guard::within;
 use super::super::{FailureKind, Phase, StoreError};
 use super::connection::Way;
 use super::errors::NotOpened;
 use super::hash_slots::{HASH_SLOTS, SlotMap, hash_slot_of, split};
-use super::node::{Call, Failure, Kit, Node, Redirect};
+use super::node::{Answer, Call, Kit, Node, Redirect};
 use super::opener::Opener;
 use crate::clock;
 
@@ -42,7 +43,7 @@ const AGAIN: Duration = Duration::from_millis(1);
 
 /// A call is sent on at most so often. Its deadline ends it, not this number: while a hash slot moves, one call can need many,
 /// since it is to be repeated until all of the caller's counters are on one side.
-pub(super) const HOPS_MAX: usize = 1_000;
+const HOPS_MAX: usize = 1_000;
 
 /// So often without a pause. Two nodes that send us to each other may agree soon, if they are left in peace.
 const HOPS_AT_ONCE: usize = 8;
@@ -108,8 +109,34 @@ impl Nodes {
         }
     }
 
+    /// Asks the node of this hash slot, and those that it sends us on to, until one gives an answer. `ask` also takes whether the
+    /// hash slot is only on its way there.
+    pub(super) async fn ask<T>(
+        &self,
+        hash_slot: u16,
+        deadline: Option<Instant>,
+        ask: impl AsyncFn(&Node, bool) -> Result<Answer<T>, StoreError>,
+    ) -> Result<T, StoreError> {
+        let mut node = within(deadline, self.at(hash_slot)).await?;
+        let mut in_passing = false;
+        for hops in 0..HOPS_MAX {
+            match ask(&node, in_passing).await? {
+                Answer::Given(answer) => return Ok(answer),
+                Answer::Elsewhere(redirect) => {
+                    (node, in_passing) = self.follow(redirect, node, hops, deadline).await?;
+                }
+            }
+        }
+        Err(StoreError::Nonsense("sent on and on"))
+    }
+
+    /// Sends a call about the counters of this hash slot to wherever they are, and waits for ever if need be.
+    pub(super) async fn send(&self, hash_slot: u16, call: &Call) -> Result<Value, StoreError> {
+        self.ask(hash_slot, None, async |node: &Node, in_passing| node.send(call, in_passing).await).await
+    }
+
     /// Whom to ask when `node` has sent us away, after `hops` others, and whether for this once only.
-    pub(super) async fn follow(
+    async fn follow(
         &self,
         redirect: Redirect,
         node: Rc<Node>,
@@ -134,33 +161,11 @@ impl Nodes {
         }
     }
 
-    /// Sends a call about the counters of this hash slot to wherever they are, and waits for ever if need be.
-    pub(super) async fn send(&self, hash_slot: u16, call: &Call) -> Result<Value, StoreError> {
-        let mut node = self.at(hash_slot).await?;
-        let mut in_passing = false;
-        for hops in 0..HOPS_MAX {
-            match node.send(call, in_passing).await {
-                Ok(answer) => return Ok(answer),
-                Err(Failure::Elsewhere(redirect)) => {
-                    (node, in_passing) = self.follow(redirect, node, hops, None).await?;
-                }
-                Err(Failure::Store(error)) => return Err(error),
-                Err(Failure::NoScript) => {
-                    return Err(StoreError::Nonsense("not known, and that of the source"));
-                }
-            }
-        }
-        Err(StoreError::Nonsense("sent on and on"))
-    }
-
     /// Whether the server of this hash slot may be asked for this caller, and there is no doubt that it will answer.
     pub(super) fn admits_beyond_doubt(&self, hash_slot: u16, caller: &str) -> bool {
         let owner = match self {
             Self::One(node) => Some(Rc::clone(node)),
-            Self::Cluster(cluster) => {
-                let view = cluster.view();
-                view.map.owner(hash_slot).and_then(|index| view.nodes.get(index)).cloned()
-            }
+            Self::Cluster(cluster) => cluster.view().owner(hash_slot).cloned(),
         };
         owner.is_some_and(|node| node.guard.shard().admits_beyond_doubt(caller))
     }
@@ -193,6 +198,12 @@ struct View {
     nodes: Vec<Rc<Node>>,
 }
 
+impl View {
+    fn owner(&self, hash_slot: u16) -> Option<&Rc<Node>> {
+        self.map.owner(hash_slot).and_then(|index| self.nodes.get(index))
+    }
+}
+
 impl Cluster {
     fn start(self: &Rc<Self>) {
         self.reading.get_or_init(|| tokio::task::spawn_local(keep_reading(Rc::downgrade(self))));
@@ -202,7 +213,7 @@ impl Cluster {
         let mut changes = self.kit.common.hash_slots().watch();
         loop {
             let view = self.view();
-            if let Some(node) = view.map.owner(hash_slot).and_then(|index| view.nodes.get(index)) {
+            if let Some(node) = view.owner(hash_slot) {
                 node.tend();
                 return Ok(Rc::clone(node));
             }
