@@ -13,11 +13,12 @@
 //!
 //! [`gate`] is the front page: one request from caller to [`Pass`](limit::Pass) in about twenty lines.
 //! [`gateway`] assembles the rooms into a running server. [`config`], [`reload`] and [`admin`] are side rooms.
-//! [`inbound`], [`record`], [`snapshot`] and [`clock`] are what the rooms hand to each other.
+//! [`inbound`], [`record`], [`snapshot`] and [`clock`] are what the rooms hand to each other; `file` reads what an operator names.
 
 pub mod admin;
 pub mod clock;
 pub mod config;
+mod file;
 pub mod gate;
 pub mod gateway;
 pub mod identify;

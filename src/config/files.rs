@@ -2,13 +2,13 @@
 
 use std::cell::RefCell;
 use std::fmt;
-use std::io::Read as _;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest as _, Sha256};
 
 use super::format::Format;
+use crate::file;
 
 /// The largest file that is read, in bytes: some hundred thousand keys.
 const FILE_MAX: u64 = 64 << 20;
@@ -148,18 +148,9 @@ impl Files {
 
 /// The text of a file, and what the file was like before it was read: what is written later is another file.
 fn read(path: &Path) -> Result<(Stamp, String), String> {
-    // To open one waits until somebody writes into it: a reload would never end, nor the process.
-    if path.metadata().is_ok_and(|file| file.file_type().is_fifo()) {
-        return Err("it is a pipe, and not a file".to_owned());
-    }
-    let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
-    let stamp = Stamp::of(&file.metadata().map_err(|error| error.to_string())?);
-    let mut text = String::new();
-    file.take(FILE_MAX + 1).read_to_string(&mut text).map_err(|error| error.to_string())?;
-    if text.len() as u64 > FILE_MAX {
-        return Err(format!("it is larger than {FILE_MAX} bytes"));
-    }
-    Ok((stamp, text))
+    let (metadata, bytes) = file::read(path, FILE_MAX).map_err(|error| error.to_string())?;
+    let text = String::from_utf8(bytes).map_err(|_| "stream did not contain valid UTF-8".to_owned())?;
+    Ok((Stamp::of(&metadata), text))
 }
 
 /// The configuration files of a directory, sorted by name. Not those of its directories, and no hidden ones, which

@@ -133,7 +133,7 @@ fn there_is_no_cycle_of_rooms() {
 #[test]
 fn the_leaves_name_nothing_of_ours() {
     let drawn = drawn();
-    for leaf in ["inbound", "observe", "clock"] {
+    for leaf in ["inbound", "observe", "clock", "file"] {
         assert_eq!(drawn[leaf], BTreeSet::new(), "{leaf}");
     }
 }

@@ -3,8 +3,6 @@
 //! Files with passwords and certificates are read anew for every attempt, so a rotated one is used without a restart. The
 //! library would log in by itself, but it keeps silent about why it was not let in; so we do.
 
-use std::io::Read as _;
-use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -18,6 +16,7 @@ use secrecy::{ExposeSecret as _, SecretSlice, SecretString};
 use super::errors::{self, NotOpened};
 use super::link::{Link, says_replica};
 use super::topology::{Password, Server};
+use crate::file;
 use crate::limit::store::FailureKind;
 
 /// How long one attempt to connect may take, login included.
@@ -208,22 +207,9 @@ impl Opener {
         Ok(SecretString::from(text.trim_end_matches(['\r', '\n'])))
     }
 
-    fn bytes_of(&self, file: &Path, setting: &str) -> Result<SecretSlice<u8>, NotOpened> {
-        let read = std::fs::metadata(file).and_then(|metadata| {
-            // To open one waits until somebody writes into it.
-            if metadata.file_type().is_fifo() {
-                return Err(std::io::Error::other("it is a pipe, and not a file"));
-            }
-            // What it says of its length need not be so: that of a device is 0.
-            let mut bytes = Vec::new();
-            std::fs::File::open(file)?.take(FILE_MAX + 1).read_to_end(&mut bytes)?;
-            if bytes.len() as u64 > FILE_MAX {
-                return Err(std::io::Error::other(format!("it is larger than {FILE_MAX} bytes")));
-            }
-            Ok(bytes)
-        });
-        match read {
-            Ok(bytes) => Ok(bytes.into()),
+    fn bytes_of(&self, path: &Path, setting: &str) -> Result<SecretSlice<u8>, NotOpened> {
+        match file::read(path, FILE_MAX) {
+            Ok((_, bytes)) => Ok(bytes.into()),
             Err(error) => Err(self.failure(FailureKind::File, format!("{setting} cannot be read: {error}"))),
         }
     }
