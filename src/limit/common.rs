@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 
 use super::local::Local;
-use super::store::{FailureKind, Phase, Shard, SharedMap, process_name};
+use super::random;
+use super::store::{FailureKind, Phase, Shard, SharedMap};
 
 /// Shared by the limiters of all workers.
 #[derive(Debug)]
@@ -31,7 +32,7 @@ pub struct Common {
 impl Default for Common {
     fn default() -> Self {
         Self {
-            id: process_name(),
+            id: format!("{:016x}{:016x}", random::bits(), random::bits()).into(),
             is_quiet: false,
             lost: AtomicU64::new(0),
             failures: Failures::default(),

@@ -1,7 +1,6 @@
 //! One verb, `admit`: the store decides, and when it cannot, `on_failure` does.
 
 use std::cell::Cell;
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +9,7 @@ use smallvec::SmallVec;
 use super::calendar::Anchor;
 use super::common::Common;
 use super::decision::{Decision, Source};
+use super::random;
 use super::remote::Remote;
 use super::rule::{OnFailure, Rule, Scope};
 use super::store::{
@@ -36,7 +36,7 @@ struct LeaseIds {
 
 impl LeaseIds {
     fn new() -> Self {
-        Self { worker: RandomState::new().hash_one(()), count: Cell::new(0) }
+        Self { worker: random::bits(), count: Cell::new(0) }
     }
 
     fn next(&self) -> String {

@@ -12,6 +12,7 @@ mod limiter;
 mod local;
 #[cfg(test)]
 pub(crate) mod oracle;
+mod random;
 mod remote;
 mod rule;
 pub mod store;

@@ -14,11 +14,11 @@ use std::time::Instant;
 pub use breaker::Phase;
 pub(super) use failure::FailureKind;
 pub use memory::{MemorySlots, MemoryStore, Place, nothing};
+pub(super) use redis::SharedMap;
 pub use redis::{
     Identity, Login, OpenError, Password, RedisSettings, RedisSlot, RedisStore, SentinelSettings, Server,
     Tls, Topology,
 };
-pub(super) use redis::{SharedMap, process_name};
 pub(super) use shard::Shard;
 
 use super::algorithm::Micros;

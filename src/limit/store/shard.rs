@@ -1,7 +1,6 @@
 //! One server that keeps counters, as all workers of the process see it together: what one of them finds out about it, the
 //! others know.
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -11,6 +10,7 @@ use tokio::sync::watch;
 use super::breaker::{Breaker, Phase};
 use super::{FailureKind, StoreError};
 use crate::clock;
+use crate::limit::random;
 use crate::limit::rule::draw;
 
 /// How often it is said that a server fails, for each kind of failure: with every request it would fill the log.
@@ -161,6 +161,6 @@ impl Shard {
 
 /// A random number from 0 to 1.
 fn jitter() -> f64 {
-    let bits = u32::try_from(RandomState::new().hash_one(()) >> 32).unwrap_or(0);
+    let bits = u32::try_from(random::bits() >> 32).unwrap_or(0);
     f64::from(bits) / f64::from(u32::MAX)
 }

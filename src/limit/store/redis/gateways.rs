@@ -1,6 +1,5 @@
 //! How many gateways count in this Redis, so that each knows its share of the limits when it has to count alone.
 
-use std::hash::{BuildHasher, RandomState};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
@@ -46,10 +45,4 @@ async fn count(kit: &Rc<Kit>, nodes: &Rc<Nodes>) -> Result<u64, StoreError> {
     let number: u64 =
         ::redis::from_redis_value(answer).map_err(|_| StoreError::Nonsense("not a number of gateways"))?;
     Ok(number.max(1))
-}
-
-/// A name for this process, unlike that of every other.
-pub(in crate::limit) fn name() -> Box<str> {
-    let hash = || RandomState::new().hash_one(clock::wall_micros());
-    format!("{:016x}{:016x}", hash(), hash()).into()
 }

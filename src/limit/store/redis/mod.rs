@@ -29,7 +29,6 @@ use std::time::{Duration, Instant};
 use ::redis::{ErrorKind, RedisError};
 use calls::Calls;
 use connection::Way;
-pub(in crate::limit) use gateways::name as process_name;
 pub(in crate::limit) use hash_slots::SharedMap;
 pub use leases::RedisSlot;
 use leases::{Asking, LOOK_EVERY, Leases};
