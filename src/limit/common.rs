@@ -24,7 +24,7 @@ pub struct Common {
     evicting: AtomicU64,
     shards: Mutex<Shards>,
     hash_slots: SharedMap,
-    local: Local,
+    local: Arc<Local>,
     /// Nobody counts the gateways again before.
     counted_until: Mutex<Option<Instant>>,
 }
@@ -39,7 +39,7 @@ impl Default for Common {
             evicting: AtomicU64::new(0),
             shards: Mutex::default(),
             hash_slots: SharedMap::default(),
-            local: Local::default(),
+            local: Arc::default(),
             counted_until: Mutex::default(),
         }
     }
@@ -139,7 +139,7 @@ impl Common {
     }
 
     /// What is kept for the time when the store cannot decide.
-    pub(super) fn local(&self) -> &Local {
+    pub(super) fn local(&self) -> &Arc<Local> {
         &self.local
     }
 

@@ -31,7 +31,7 @@ const OWING_MAX: usize = 65_536;
 #[derive(Debug, Default)]
 pub(super) struct Local {
     stripes: Stripes<Stripe>,
-    /// Callers with debts.
+    /// Callers with debts, those included whose debts are being written back.
     owing: AtomicUsize,
     gateways: Mutex<Heard>,
 }
@@ -71,7 +71,7 @@ struct Stood {
 
 /// What one caller has used while the store was away.
 #[derive(Debug, Default)]
-pub(super) struct Debt(pub(super) SmallVec<[Owed; 2]>);
+struct Debt(SmallVec<[Owed; 2]>);
 
 impl Debt {
     /// What it has used of the limit of this key.
@@ -81,7 +81,7 @@ impl Debt {
 }
 
 /// What it has used of one limit.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Owed {
     pub(super) rule: Rule,
     /// What was counted of it: this gateway's share.
@@ -109,6 +109,30 @@ impl Owed {
             })
         };
         kept.filter(|state| *state != State::Vacant).or_else(alone).unwrap_or_default()
+    }
+}
+
+/// What was taken of a caller to be written back. It counts among those that owe until this is dropped.
+#[derive(Debug)]
+pub(super) struct Taken {
+    caller: Box<str>,
+    debt: Debt,
+    local: Arc<Local>,
+}
+
+impl Taken {
+    pub(super) fn caller(&self) -> &str {
+        &self.caller
+    }
+
+    pub(super) fn owed(&self) -> &[Owed] {
+        &self.debt.0
+    }
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.local.owing.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -231,7 +255,7 @@ impl Local {
     }
 
     /// What was taken could not be written back yet.
-    pub(super) fn owe_again(&self, caller: &str, owed: Owed) {
+    pub(super) fn owe_again(&self, caller: &str, owed: &Owed) {
         let mut stripe = self.stripes.of(caller).lock();
         let Some(debt) = self.debt(&mut stripe, caller) else { return };
         match debt.of(&owed.key()) {
@@ -239,7 +263,7 @@ impl Local {
                 known.units = known.units.saturating_add(owed.units);
                 known.at = known.at.max(owed.at);
             }
-            None => debt.0.push(owed),
+            None => debt.0.push(owed.clone()),
         }
     }
 
@@ -255,7 +279,7 @@ impl Local {
         stripe.debts.get_mut(caller)
     }
 
-    /// Callers that owe something.
+    /// Callers that owe something, or whose debt is being written back.
     pub(super) fn owing(&self) -> usize {
         self.owing.load(Ordering::Relaxed)
     }
@@ -266,12 +290,9 @@ impl Local {
     }
 
     /// Takes what this caller owes.
-    pub(super) fn take(&self, caller: &str) -> Option<Debt> {
-        let debt = self.stripes.of(caller).lock().debts.remove(caller);
-        if debt.is_some() {
-            self.owing.fetch_sub(1, Ordering::Relaxed);
-        }
-        debt
+    pub(super) fn take(self: &Arc<Self>, caller: &str) -> Option<Taken> {
+        let (caller, debt) = self.stripes.of(caller).lock().debts.remove_entry(caller)?;
+        Some(Taken { caller, debt, local: Arc::clone(self) })
     }
 
     /// Some of the callers who owe something and can be written back.
@@ -392,7 +413,7 @@ mod tests {
 
     #[test]
     fn debts_add_up_and_are_taken_once() {
-        let (local, rules) = (Local::default(), rules());
+        let (local, rules) = (Arc::new(Local::default()), rules());
         assert!(!local.is_owed());
         for _ in 0..3 {
             local.owe(Charge::new("a", "plan", &rules, n(2)), &rules, [true].into_iter(), 2, 1_500);
@@ -400,7 +421,12 @@ mod tests {
         assert_eq!(local.debtors(10, |_| true), [Box::from("a")]);
         assert!(local.debtors(10, |caller| caller == "b").is_empty());
         local.owe_less(Charge::new("a", "plan", &rules, n(2)), [true].into_iter(), 1);
-        assert_eq!(local.take("a").unwrap().0[0].units, 5);
-        assert!(local.take("a").is_none() && !local.is_owed());
+        let taken = local.take("a").unwrap();
+        assert_eq!(taken.owed()[0].units, 5);
+        assert!(local.take("a").is_none());
+        // Not written back yet: until then nobody may say that nothing is owed.
+        assert_eq!(local.owing(), 1);
+        drop(taken);
+        assert!(!local.is_owed());
     }
 }

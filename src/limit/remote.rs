@@ -5,7 +5,7 @@ use std::cell::OnceCell;
 use std::num::NonZeroU64;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use smallvec::SmallVec;
@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use super::algorithm::Share;
 use super::common::Common;
 use super::decision::Decision;
-use super::local::Debt;
+use super::local::Taken;
 use super::rule::Rule;
 use super::store::{
     Charge, MemorySlots, MemoryStore, OpenError, Place, RedisSettings, RedisStore, Settlement, StoreError,
@@ -93,13 +93,21 @@ impl Remote {
     }
 
     /// Writes back what the caller has used while the store was away, before the store decides for it again.
-    pub(super) async fn collect(&self, charge: Charge<'_>, memory: &MemoryStore) {
+    pub(super) async fn collect(&self, charge: Charge<'_>, memory: &Arc<MemoryStore>) {
         let local = self.common.local();
         if !local.is_owed() || !self.store.admits_beyond_doubt(charge.caller) {
             return;
         }
-        if let Some(debt) = local.take(charge.caller) {
-            pay(&self.store, &self.common, memory, charge.caller, debt, charge.deadline).await;
+        if let Some(taken) = local.take(charge.caller) {
+            let (store, common, memory) =
+                (Rc::clone(&self.store), Arc::clone(&self.common), Arc::clone(memory));
+            // In a task of its own: it is written back also when the client does not wait for that.
+            let paying = tokio::task::spawn_local(async move { pay(&store, &common, &memory, &taken).await });
+            // Whether or not that was in time: the store is asked to decide next, and its answer says it.
+            match charge.deadline {
+                Some(deadline) => drop(tokio::time::timeout_at(deadline.into(), paying).await),
+                None => drop(paying.await),
+            }
         }
     }
 }
@@ -129,8 +137,8 @@ async fn keep_paying(store: Weak<RedisStore>, common: Arc<Common>, memory: Arc<M
             if debtors.is_empty() {
                 break;
             }
-            let debts = debtors.iter().filter_map(|caller| Some((caller, common.local().take(caller)?)));
-            let paying = debts.map(|(caller, debt)| pay(&store, &common, &memory, caller, debt, None));
+            let taken: Vec<Taken> = debtors.iter().filter_map(|caller| common.local().take(caller)).collect();
+            let paying = taken.iter().map(|taken| pay(&store, &common, &memory, taken));
             // Without a connection this would come back at once, again and again, and let nobody else work.
             if join_all(paying).await.contains(&false) {
                 break;
@@ -143,16 +151,10 @@ async fn keep_paying(store: Weak<RedisStore>, common: Arc<Common>, memory: Arc<M
 ///
 /// What was surely not sent is owed on. What may have been, and is not answered in time, is not sent again: a caller pays once
 /// at most. Returns whether nothing is owed on.
-async fn pay(
-    store: &RedisStore,
-    common: &Common,
-    memory: &MemoryStore,
-    caller: &str,
-    debt: Debt,
-    deadline: Option<Instant>,
-) -> bool {
-    let paid = join_all(debt.0.into_iter().map(|owed| async move {
-        let key = owed.key().into_owned();
+async fn pay(store: &RedisStore, common: &Common, memory: &MemoryStore, taken: &Taken) -> bool {
+    let caller = taken.caller();
+    let paid = join_all(taken.owed().iter().map(|owed| async move {
+        let key = owed.key();
         let now = memory.now();
         let counting = owed.counting(memory.kept(caller, &key), now);
         let standing = owed.counted.standing(counting, owed.rule.period_of(now, owed.anchor), now);
@@ -168,9 +170,9 @@ async fn pay(
             ..Charge::new(caller, "", std::slice::from_ref(&owed.rule), NonZeroU64::MIN)
         };
         let settlement = Settlement { charge, charged: &[true], at: 0, spent: units.saturating_add(1) };
-        match store.settle_now(settlement, deadline).await {
+        match store.settle_now(settlement).await {
             Ok(()) => {
-                common.local().note_written_back(caller, &owed, standing, now);
+                common.local().note_written_back(caller, owed, standing, now);
                 memory.forget(caller, &key);
             }
             Err(StoreError::Tripped | StoreError::Disconnected) => {

@@ -7,7 +7,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use tokio::sync::Notify;
@@ -88,19 +88,14 @@ impl Messages {
     }
 
     async fn send(&self, message: &Message) {
-        if self.deliver(message, None).await.is_err() {
+        if self.deliver(message).await.is_err() {
             self.common.count_lost();
         }
     }
 
-    /// Sends a message and waits for the answer, until `deadline` at most.
-    pub(super) async fn deliver(
-        &self,
-        message: &Message,
-        deadline: Option<Instant>,
-    ) -> Result<(), StoreError> {
-        let latest = clock::instant() + PATIENCE;
-        let deadline = deadline.map_or(latest, |deadline| deadline.min(latest));
+    /// Sends a message and waits for the answer.
+    pub(super) async fn deliver(&self, message: &Message) -> Result<(), StoreError> {
+        let deadline = clock::instant() + PATIENCE;
         within(Some(deadline), self.nodes.send(message.hash_slot, &message.call)).await.map(drop)
     }
 }

@@ -182,13 +182,9 @@ impl RedisStore {
     /// # Errors
     /// [`Tripped`](StoreError::Tripped) and [`Disconnected`](StoreError::Disconnected) if it was surely not sent; else it may
     /// be settled or not.
-    pub async fn settle_now(
-        &self,
-        settlement: Settlement<'_>,
-        deadline: Option<Instant>,
-    ) -> Result<(), StoreError> {
+    pub async fn settle_now(&self, settlement: Settlement<'_>) -> Result<(), StoreError> {
         match self.settling(settlement) {
-            Some(message) => self.messages.deliver(&message, deadline).await,
+            Some(message) => self.messages.deliver(&message).await,
             None => Ok(()),
         }
     }
