@@ -10,7 +10,7 @@ use crate::support::{Backend, Config, Connection, Ending, Gateway, Request};
 const GIB: u64 = 1 << 30;
 
 /// By how much a gateway may grow while it passes bodies on.
-const GROWTH_KIB: u64 = 16 << 10;
+const GROWTH_KIB: u64 = 6 << 10;
 
 static PIECE: [u8; 64 << 10] = [b'm'; 64 << 10];
 

@@ -36,10 +36,6 @@ const LOW_OF: Duration = Duration::from_secs(60);
 const KIB_IN_TEN_MINUTES: f64 = 1024.0;
 const PIECES_IN_TEN_MINUTES: f64 = 4.0;
 
-/// The allocator gives memory back at once. Left to itself, it keeps some 30 MiB for the next burst, now more and now less: a
-/// leak of 1 MiB would not be seen beside that.
-const GIVES_BACK: [(&str, &str); 2] = [("MIMALLOC_PURGE_DELAY", "0"), ("MIMALLOC_ARENA_EAGER_COMMIT", "0")];
-
 /// What the process is at one moment.
 #[derive(Debug, Clone, Copy)]
 struct Sample {
@@ -73,7 +69,7 @@ fn mixed_traffic_under_faults_makes_nothing_grow() {
     let file = directory.path().join("tollgate.toml");
     let write = |limit| std::fs::write(&file, config(upstream.address(), &store, limit).text()).unwrap();
     write(5_000);
-    let gateway = Gateway::start_on_with(&[&file], &GIVES_BACK);
+    let gateway = Gateway::start_on(&[&file]);
     let (over, tally) = (AtomicBool::new(false), Mutex::new(Tally::default()));
     let begun = Instant::now();
     let mut rounds = 0;

@@ -83,14 +83,8 @@ impl Gateway {
     /// Starts it with these files and directories, which belong to the test: it may change them.
     #[track_caller]
     pub(crate) fn start_on(sources: &[&Path]) -> Self {
-        Self::start_on_with(sources, &[])
-    }
-
-    /// As [`Self::start_on`], with further environment variables.
-    #[track_caller]
-    pub(crate) fn start_on_with(sources: &[&Path], environment: &[(&str, &str)]) -> Self {
         let mut command = tollgate();
-        command.arg("serve").envs(environment.iter().copied());
+        command.arg("serve");
         for source in sources {
             command.arg("-c").arg(source);
         }
