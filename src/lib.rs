@@ -12,7 +12,7 @@
 //! | [`observe`] | what happened? |
 //!
 //! [`gate`] is the front page: one request from caller to [`Pass`](limit::Pass) in about twenty lines.
-//! [`gateway`] assembles the rooms into a running server. [`config`], [`reload`] and [`admin`] are side rooms.
+//! [`gateway`] assembles the rooms into a running server; `public` is its side for clients. [`config`], [`reload`] and [`admin`] are side rooms.
 //! [`inbound`], [`record`], [`snapshot`] and [`clock`] are what the rooms hand to each other; `file` reads what an operator names.
 
 pub mod admin;
@@ -28,6 +28,7 @@ pub mod listen;
 pub mod observe;
 pub mod plan;
 pub mod proxy;
+mod public;
 pub mod record;
 pub mod reload;
 pub mod snapshot;
