@@ -261,7 +261,7 @@ impl Worker {
 
     /// What becomes of a request whose handling panicked: a bug, here or behind the gate, of which only this request may take
     /// notice. actix makes an answer of the error, and the record ends with that.
-    fn after_panic(&self, mut record: Record, style: Style) -> Error {
+    fn after_panic(&self, mut record: Box<Record>, style: Style) -> Error {
         record.panicked();
         let mut reply = Rejection::Panicked.reply(record.request_id());
         let status = reply.status();

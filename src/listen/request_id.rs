@@ -3,6 +3,7 @@
 //! It is a name for logs, not a secret.
 
 use std::cell::Cell;
+use std::fmt::Write as _;
 use std::hash::{BuildHasher, RandomState};
 
 use actix_web::http::header::{HeaderMap, HeaderName, HeaderValue};
@@ -17,7 +18,7 @@ const LENGTH_MAX: usize = 128;
 /// call.
 #[derive(Debug)]
 pub struct RequestIds {
-    worker: u64,
+    beginning: Box<str>,
     count: Cell<u64>,
 }
 
@@ -26,7 +27,7 @@ impl RequestIds {
     #[must_use]
     pub fn new() -> Self {
         // The hasher's keys are random and need no system call that could fail.
-        Self { worker: RandomState::new().hash_one(()), count: Cell::new(0) }
+        Self { beginning: format!("{:016x}-", RandomState::new().hash_one(())).into(), count: Cell::new(0) }
     }
 
     /// The id of a request with these fields.
@@ -37,7 +38,9 @@ impl RequestIds {
 
     fn fresh(&self) -> HeaderValue {
         self.count.set(self.count.get().wrapping_add(1));
-        let id = format!("{:016x}-{:x}", self.worker, self.count.get());
+        let mut id = String::with_capacity(self.beginning.len() + 16);
+        id.push_str(&self.beginning);
+        write!(id, "{:x}", self.count.get()).expect("writing to a string cannot fail");
         HeaderValue::from_str(&id).expect("hexadecimal digits are a valid field value")
     }
 }

@@ -10,7 +10,6 @@
 //!
 //! actix and http 1 have their own types for names and values; this is where one becomes the other.
 
-use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use actix_web::http::header::{self as inbound, HeaderMap as InboundMap, HeaderName as InboundName};
@@ -86,8 +85,10 @@ pub(super) fn to_upstream(
     framing.write(&mut headers);
     copy_request_fields(outgoing, &mut headers)?;
 
-    headers.insert(&X_FORWARDED_FOR, forwarded_for(outgoing)?);
-    headers.insert(outbound::FORWARDED, forwarded(outgoing)?);
+    let peer = outgoing.peer.to_canonical();
+    let written = peer.to_string();
+    headers.insert(&X_FORWARDED_FOR, appended(outgoing, "x-forwarded-for", &written)?);
+    headers.insert(outbound::FORWARDED, forwarded(outgoing, peer, &written)?);
     // A trusted peer has said both already, from where it stands. Otherwise the client stands right before us.
     headers.entry(&X_FORWARDED_PROTO).or_insert(value(outgoing.scheme.as_bytes())?);
     headers.entry(&X_FORWARDED_HOST).or_insert(client_host);
@@ -239,20 +240,13 @@ fn tokens(line: &[u8]) -> impl Iterator<Item = &str> {
         .filter(|token| !token.is_empty())
 }
 
-/// `X-Forwarded-For`: what a trusted peer wrote, then the peer; from anybody else the peer alone.
-fn forwarded_for(outgoing: &Outgoing<'_>) -> Result<HeaderValue, Failure> {
-    appended(outgoing, "x-forwarded-for", &outgoing.peer.to_canonical().to_string())
-}
-
-/// `Forwarded` (RFC 7239), by the same rule.
-fn forwarded(outgoing: &Outgoing<'_>) -> Result<HeaderValue, Failure> {
+/// `Forwarded` (RFC 7239), by the rule of `X-Forwarded-For`. `written` is the peer as text.
+fn forwarded(outgoing: &Outgoing<'_>, peer: IpAddr, written: &str) -> Result<HeaderValue, Failure> {
     let mut element = String::with_capacity(96);
-    let written = match outgoing.peer.to_canonical() {
-        IpAddr::V4(peer) => write!(element, "for={peer}"),
-        IpAddr::V6(peer) => write!(element, "for=\"[{peer}]\""),
-    };
-    written.expect("writing to a string cannot fail");
-    element.push_str(";host=\"");
+    let (before, after) = if peer.is_ipv6() { ("for=\"[", "]\"") } else { ("for=", "") };
+    for part in [before, written, after, ";host=\""] {
+        element.push_str(part);
+    }
     for character in outgoing.host.chars() {
         if matches!(character, '"' | '\\') {
             element.push('\\');
@@ -264,7 +258,7 @@ fn forwarded(outgoing: &Outgoing<'_>) -> Result<HeaderValue, Failure> {
     appended(outgoing, "forwarded", &element)
 }
 
-/// `element`, behind the lines of `name` that a trusted peer sent.
+/// What a trusted peer wrote under this name, then `element`; from anybody else `element` alone.
 fn appended(outgoing: &Outgoing<'_>, name: &str, element: &str) -> Result<HeaderValue, Failure> {
     if !outgoing.peer_is_trusted || !outgoing.headers.contains_key(name) {
         return value(element.as_bytes());

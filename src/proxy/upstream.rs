@@ -304,7 +304,8 @@ fn build_client(kind: &ClientKind) -> reqwest::Result<Client> {
         .no_proxy()
         .redirect(Policy::none())
         .referer(false)
-        .retry(reqwest::retry::never())
+        // Not at all: a policy that might would keep a copy of every request.
+        .retry(reqwest::retry::never().max_retries_per_request(0))
         .http1_only()
         .tcp_nodelay(true)
         .connect_timeout(kind.connect_timeout)

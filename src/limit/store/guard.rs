@@ -9,6 +9,8 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Instant;
 
+use futures_util::FutureExt as _;
+use futures_util::future::Either;
 use tokio::sync::Notify;
 
 use super::StoreError;
@@ -106,14 +108,16 @@ impl Drop for Entered<'_> {
 ///
 /// # Errors
 /// Those of the answer, or a timeout at `deadline`.
-pub(super) async fn within<T>(
+pub(super) fn within<T>(
     deadline: Option<Instant>,
     answer: impl Future<Output = Result<T, StoreError>>,
-) -> Result<T, StoreError> {
+) -> impl Future<Output = Result<T, StoreError>> {
+    // Not an `async fn`: that would keep room for what it is given, and again for what it makes of it, and these add up.
     match deadline {
-        Some(deadline) => {
-            tokio::time::timeout_at(deadline.into(), answer).await.unwrap_or(Err(StoreError::Timeout))
-        }
-        None => answer.await,
+        Some(deadline) => Either::Left(
+            tokio::time::timeout_at(deadline.into(), answer)
+                .map(|answer| answer.unwrap_or(Err(StoreError::Timeout))),
+        ),
+        None => Either::Right(answer),
     }
 }

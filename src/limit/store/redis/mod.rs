@@ -221,7 +221,8 @@ impl RedisStore {
     async fn decide_somewhere(&self, charge: Charge<'_>) -> Result<Decision, StoreError> {
         let ask = async |node: &Node, in_passing| {
             let entered = node.guard.enter(charge.caller)?;
-            entered.wait(charge.deadline, node.decide(charge, in_passing)).await
+            // In a box: else every future around this one has room for it, more than once, whether or not Redis decides.
+            entered.wait(charge.deadline, Box::pin(node.decide(charge, in_passing))).await
         };
         self.nodes.ask(self.nodes.hash_slot(charge.caller), charge.deadline, ask).await
     }
