@@ -402,7 +402,9 @@ fn shed(reason: Shed, record: &mut Record) -> Rejection {
 /// Why there is no pass: a limit refuses, or nobody could count.
 fn refusal(record: &Record) -> Rejection {
     match record.decided() {
-        Some((_, offer, decision)) => Rejection::limited(&offer.rules, decision, record.cost()),
+        Some((_, offer, decision)) => {
+            Rejection::limited(&offer.rules, decision, record.cost(), record.source())
+        }
         None => Rejection::StoreAway,
     }
 }

@@ -111,6 +111,12 @@ impl Record {
         self.cost.unwrap_or(NonZeroU64::MIN)
     }
 
+    /// Who has decided.
+    #[must_use]
+    pub fn source(&self) -> Source {
+        self.ruling.as_ref().map_or(Source::None, |ruling| ruling.source)
+    }
+
     /// What it takes to settle the charge: who calls, on what terms, what was charged and how much. Once.
     pub fn to_settle(&mut self) -> Option<(&Caller, &Offer, Receipts, NonZeroU64)> {
         let receipts = std::mem::take(&mut self.ruling.as_mut()?.receipts);
@@ -142,7 +148,7 @@ impl Record {
     /// The plan includes the route.
     pub fn offered(&mut self, offer: &Arc<Offer>) {
         self.offer = Some(Arc::clone(offer));
-        self.outcome = Outcome::Undecided;
+        self.outcome = Outcome::Unfinished;
     }
 
     /// There is a place for one more.
@@ -209,7 +215,7 @@ impl Record {
             shed: self.shed.map(Shed::as_str),
             settlement: self.settlement(),
             decided_at: decision.map(|decision| decision.at),
-            source: ruling.map_or(Source::None, |ruling| ruling.source).as_str(),
+            source: self.source().as_str(),
             status: self.status,
             took: self.started.elapsed(),
             overhead: self.overhead,

@@ -3,6 +3,8 @@
 //! Every struct is taken apart whole: a new setting does not compile before somebody has said here what a reload makes of
 //! it.
 
+use std::path::Path;
+
 use secrecy::ExposeSecret as _;
 
 use super::settings::{
@@ -74,20 +76,18 @@ fn of_redis(started: &RedisSettings, wanted: &RedisSettings, keys: &mut Vec<&'st
 
 fn of_topology(started: &Topology, wanted: &Topology, keys: &mut Vec<&'static str>) {
     const NODES: &str = "store.redis.nodes";
-    const PASSWORD: &str = "store.redis.password";
     match (started, wanted) {
         (Topology::Standalone(started), Topology::Standalone(wanted)) => {
-            of_servers(&[started], &[wanted], ["store.redis.url", PASSWORD], keys);
+            of_servers(&[started], &[wanted], "store.redis.url", &OF_REDIS, keys);
         }
         (Topology::Cluster(started), Topology::Cluster(wanted)) => {
-            of_servers(&all(started), &all(wanted), [NODES, PASSWORD], keys);
+            of_servers(&all(started), &all(wanted), NODES, &OF_REDIS, keys);
         }
         (Topology::Sentinel(started), Topology::Sentinel(wanted)) => {
             let SentinelSettings { sentinels, master_name, login } = &**wanted;
-            let of_sentinels = [NODES, "store.redis.sentinel_password"];
-            of_servers(&all(&started.sentinels), &all(sentinels), of_sentinels, keys);
+            of_servers(&all(&started.sentinels), &all(sentinels), NODES, &OF_SENTINELS, keys);
             note(keys, "store.redis.master_name", started.master_name == *master_name);
-            note(keys, PASSWORD, same_login(&started.login, login));
+            of_logins(&[(&started.login, login)], &OF_REDIS, keys);
         }
         (Topology::Standalone(_) | Topology::Cluster(_) | Topology::Sentinel(_), _) => {
             let nodes = if matches!(wanted, Topology::Standalone(_)) { "store.redis.url" } else { NODES };
@@ -103,40 +103,73 @@ fn all(servers: &[Server]) -> Vec<&Server> {
 fn of_servers(
     started: &[&Server],
     wanted: &[&Server],
-    [place, password]: [&'static str; 2],
+    place: &'static str,
+    login: &LoginKeys,
     keys: &mut Vec<&'static str>,
 ) {
-    let all_same = |same: fn(&Server, &Server) -> bool| {
-        started.len() == wanted.len() && started.iter().zip(wanted).all(|(one, other)| same(one, other))
-    };
-    note(keys, place, all_same(same_place));
-    note(keys, password, all_same(|one, other| same_login(&one.login, &other.login)));
-    note(keys, "store.redis.tls_ca_file", all_same(|one, other| same_tls(&one.tls, &other.tls)));
+    let pairs = || started.iter().zip(wanted);
+    let same = |same: fn(&Server, &Server) -> bool| pairs().all(|(one, other)| same(one, other));
+    note(keys, place, started.len() == wanted.len() && same(same_place));
+    of_logins(&pairs().map(|(one, other)| (&one.login, &other.login)).collect::<Vec<_>>(), login, keys);
+    for (at, key) in TLS_FILES.into_iter().enumerate() {
+        let same = pairs().all(|(one, other)| tls_files(&one.tls)[at] == tls_files(&other.tls)[at]);
+        note(keys, key, same);
+    }
+}
+
+const TLS_FILES: [&str; 3] =
+    ["store.redis.tls_ca_file", "store.redis.tls_cert_file", "store.redis.tls_key_file"];
+
+/// In the order of [`TLS_FILES`].
+fn tls_files(Tls { ca_file, own }: &Tls) -> [Option<&Path>; 3] {
+    let own = own.as_ref().map(|Identity { cert_file, key_file }| (&**cert_file, &**key_file)).unzip();
+    [ca_file.as_deref(), own.0, own.1]
+}
+
+/// The settings of a login.
+struct LoginKeys {
+    username: &'static str,
+    password: &'static str,
+    file: &'static str,
+}
+
+const OF_REDIS: LoginKeys = LoginKeys {
+    username: "store.redis.username",
+    password: "store.redis.password",
+    file: "store.redis.password_file",
+};
+
+const OF_SENTINELS: LoginKeys = LoginKeys {
+    username: "store.redis.sentinel_username",
+    password: "store.redis.sentinel_password",
+    file: "store.redis.sentinel_password_file",
+};
+
+fn of_logins(pairs: &[(&Login, &Login)], login: &LoginKeys, keys: &mut Vec<&'static str>) {
+    let same = |same: fn(&Login, &Login) -> bool| pairs.iter().all(|(one, other)| same(one, other));
+    note(keys, login.username, same(|one, other| one.username == other.username));
+    note(keys, login.password, same(|one, other| given(one) == given(other)));
+    note(keys, login.file, same(|one, other| file(one) == file(other)));
+}
+
+fn given(Login { username: _, password }: &Login) -> Option<&str> {
+    match password.as_ref()? {
+        Password::Given(password) => Some(password.expose_secret()),
+        Password::File(_) => None,
+    }
+}
+
+fn file(login: &Login) -> Option<&Path> {
+    match login.password.as_ref()? {
+        Password::Given(_) => None,
+        Password::File(path) => Some(path),
+    }
 }
 
 /// What is in a file is read anew for every attempt to connect, and waits for nothing.
 fn same_place(one: &Server, other: &Server) -> bool {
     let Server { url, url_file, login: _, tls: _ } = one;
     *url_file == other.url_file && (url_file.is_some() || url.expose_secret() == other.url.expose_secret())
-}
-
-fn same_login(one: &Login, other: &Login) -> bool {
-    let Login { username, password } = one;
-    let same_password = match (password, &other.password) {
-        (None, None) => true,
-        (Some(Password::Given(one)), Some(Password::Given(other))) => {
-            one.expose_secret() == other.expose_secret()
-        }
-        (Some(Password::File(one)), Some(Password::File(other))) => one == other,
-        (None | Some(Password::Given(_) | Password::File(_)), _) => false,
-    };
-    *username == other.username && same_password
-}
-
-fn same_tls(one: &Tls, other: &Tls) -> bool {
-    let Tls { ca_file, own } = one;
-    let files = |identity: &Identity| (identity.cert_file.clone(), identity.key_file.clone());
-    *ca_file == other.ca_file && own.as_ref().map(files) == other.own.as_ref().map(files)
 }
 
 fn note(keys: &mut Vec<&'static str>, key: &'static str, same: bool) {

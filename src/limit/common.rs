@@ -74,10 +74,11 @@ impl Common {
         self.is_quiet
     }
 
-    /// Messages to Redis that were lost: charges that were not settled, slots that come back only when their lease ends.
+    /// Messages to Redis that were lost: charges that were not settled or written back, slots that come back only when their lease
+    /// ends.
     #[must_use]
     pub fn lost(&self) -> u64 {
-        self.lost.load(Ordering::Relaxed)
+        self.lost.load(Ordering::Relaxed).saturating_add(self.local.lost())
     }
 
     pub(super) fn count_lost(&self) {

@@ -204,7 +204,7 @@ impl Limiter {
                 Some(asked),
             );
         };
-        redis.collect(charge, &self.memory).await;
+        redis.collect(charge.caller, &self.memory);
         let answer = redis.store.decide(charge).await;
         let took = started.elapsed();
         match answer {
@@ -216,7 +216,7 @@ impl Limiter {
                 let asked = Asked { store: "redis", took, error: None };
                 counted(decision, Kept::Redis, slots, Source::Store, Some(asked))
             }
-            // Nobody was asked, or nobody waited to the end: that says nothing of how long the store takes.
+            // Nobody was asked.
             Err(StoreError::Tripped) => self.without_store(redis, charge, on_failure, None),
             Err(error) => {
                 let asked = Asked { store: "redis", took, error: Some(error) };

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -33,6 +33,8 @@ pub(super) struct Local {
     stripes: Stripes<Stripe>,
     /// Callers with debts, those included whose debts are being written back.
     owing: AtomicUsize,
+    /// How often use was not kept to be written back: there were too many debtors.
+    lost: AtomicU64,
     gateways: Mutex<Heard>,
 }
 
@@ -271,6 +273,7 @@ impl Local {
     fn debt<'t>(&self, stripe: &'t mut Stripe, caller: &str) -> Option<&'t mut Debt> {
         if !stripe.debts.contains_key(caller) {
             if self.owing.load(Ordering::Relaxed) >= OWING_MAX {
+                self.lost.fetch_add(1, Ordering::Relaxed);
                 return None;
             }
             self.owing.fetch_add(1, Ordering::Relaxed);
@@ -282,6 +285,11 @@ impl Local {
     /// Callers that owe something, or whose debt is being written back.
     pub(super) fn owing(&self) -> usize {
         self.owing.load(Ordering::Relaxed)
+    }
+
+    /// How often use was lost to the store, because there were too many debtors.
+    pub(super) fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
     }
 
     /// Whether anybody owes anything.
@@ -409,6 +417,16 @@ mod tests {
         // One is really gone.
         local.hear_gateways(2, after(16));
         assert_eq!(local.gateways(), 2);
+    }
+
+    #[test]
+    fn what_too_many_debtors_use_is_counted_as_lost() {
+        let (local, rules) = (Local::default(), rules());
+        for number in 0..OWING_MAX + 3 {
+            let caller = format!("acct.{number}");
+            local.owe(Charge::new(&caller, "plan", &rules, n(1)), &rules, [true].into_iter(), 1, 1_500);
+        }
+        assert_eq!((local.owing(), local.lost()), (OWING_MAX, 3));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 use tokio::task::JoinHandle;
@@ -92,22 +93,20 @@ impl Remote {
         }
     }
 
-    /// Writes back what the caller has used while the store was away, before the store decides for it again.
-    pub(super) async fn collect(&self, charge: Charge<'_>, memory: &Arc<MemoryStore>) {
+    /// Begins to write back what the caller has used while the store was away. The store hears of that before anything that it is
+    /// asked from now on: it is sent over the same connection, ahead. Nobody waits for the answer, as there may be no time
+    /// left then for the question.
+    pub(super) fn collect(&self, caller: &str, memory: &Arc<MemoryStore>) {
         let local = self.common.local();
-        if !local.is_owed() || !self.store.admits_beyond_doubt(charge.caller) {
+        if !local.is_owed() || !self.store.admits_beyond_doubt(caller) {
             return;
         }
-        if let Some(taken) = local.take(charge.caller) {
-            let (store, common, memory) =
-                (Rc::clone(&self.store), Arc::clone(&self.common), Arc::clone(memory));
-            // In a task of its own: it is written back also when the client does not wait for that.
-            let paying = tokio::task::spawn_local(async move { pay(&store, &common, &memory, &taken).await });
-            // Whether or not that was in time: the store is asked to decide next, and its answer says it.
-            match charge.deadline {
-                Some(deadline) => drop(tokio::time::timeout_at(deadline.into(), paying).await),
-                None => drop(paying.await),
-            }
+        let Some(taken) = local.take(caller) else { return };
+        let (store, common, memory) = (Rc::clone(&self.store), Arc::clone(&self.common), Arc::clone(memory));
+        let mut paying = Box::pin(async move { pay(&store, &common, &memory, &taken).await });
+        // What has been sent by now is answered to a task of its own, which outlives a client that leaves.
+        if paying.as_mut().now_or_never().is_none() {
+            tokio::task::spawn_local(paying);
         }
     }
 }
@@ -130,7 +129,7 @@ async fn keep_paying(store: Weak<RedisStore>, common: Arc<Common>, memory: Arc<M
         tokio::time::sleep(PAY_EVERY).await;
         loop {
             let Some(store) = store.upgrade() else { return };
-            if !common.local().is_owed() {
+            if !common.local().is_owed() || store.has_tripped() {
                 break;
             }
             let debtors = common.local().debtors(PAYING_MAX, |caller| store.admits_beyond_doubt(caller));
@@ -149,7 +148,7 @@ async fn keep_paying(store: Weak<RedisStore>, common: Arc<Common>, memory: Arc<M
 
 /// Writes back what a caller has used, as far as it still counts; then this process keeps nothing of it.
 ///
-/// What was surely not sent is owed on. What may have been, and is not answered in time, is not sent again: a caller pays once
+/// What was surely not done is owed on. What may have been, and is not answered in time, is not sent again: a caller pays once
 /// at most. Returns whether nothing is owed on.
 async fn pay(store: &RedisStore, common: &Common, memory: &MemoryStore, taken: &Taken) -> bool {
     let caller = taken.caller();
@@ -175,7 +174,8 @@ async fn pay(store: &RedisStore, common: &Common, memory: &MemoryStore, taken: &
                 common.local().note_written_back(caller, owed, standing, now);
                 memory.forget(caller, &key);
             }
-            Err(StoreError::Tripped | StoreError::Disconnected) => {
+            // Not sent, or an error is all that came of it.
+            Err(StoreError::Tripped | StoreError::Disconnected | StoreError::Refused(_)) => {
                 common.local().owe_again(caller, owed);
                 return false;
             }

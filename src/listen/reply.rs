@@ -14,7 +14,7 @@ use super::check::Refused;
 use crate::identify::IdentifyError;
 use crate::inbound::PathError;
 use crate::limit::headers::{self, Style};
-use crate::limit::{Decision, Rule};
+use crate::limit::{Decision, Rule, Source};
 use crate::plan::{Methods, Missing};
 use crate::proxy::Failure;
 
@@ -80,9 +80,9 @@ struct Problem<'a> {
 }
 
 impl Rejection {
-    /// A refusal by these limits, for a request of `cost`.
+    /// A refusal by these limits, for a request of `cost`. `source` has decided.
     #[must_use]
-    pub fn limited(rules: &[Rule], decision: &Decision, cost: NonZeroU64) -> Self {
+    pub fn limited(rules: &[Rule], decision: &Decision, cost: NonZeroU64, source: Source) -> Self {
         let name = |index: usize| rules.get(index).map(|rule| Box::from(&*rule.name));
         let retry_after = decision.wait().map(headers::retry_after);
         let binding = decision.binding().and_then(|index| rules.get(index).zip(decision.states.get(index)));
@@ -97,7 +97,12 @@ impl Rejection {
                 Some(seconds) => format!("Retry in {seconds} s."),
                 None => "Waiting cannot help.".to_owned(),
             };
-            format!("Limit \"{name}\" allows {promise}; {takes}, and {left} are left. {advice}")
+            // Else the numbers do not add up for a client that has counted.
+            let alone = match source {
+                Source::Local => " At the moment this gateway counts its share of the limit by itself.",
+                Source::Store | Source::None => "",
+            };
+            format!("Limit \"{name}\" allows {promise}; {takes}, and {left} are left. {advice}{alone}")
         });
         Self::Limited { violated: decision.refusing().filter_map(name).collect(), retry_after, detail }
     }

@@ -80,6 +80,8 @@ pub enum Outcome {
     Denied,
     /// The store could not answer, and the operator had chosen to refuse then.
     Undecided,
+    /// It ended before anything was decided: its client left.
+    Unfinished,
 }
 
 impl Outcome {
@@ -96,6 +98,7 @@ impl Outcome {
             Self::WouldDeny => "would_deny",
             Self::Denied => "denied",
             Self::Undecided => "undecided",
+            Self::Unfinished => "unfinished",
         }
     }
 
@@ -105,7 +108,12 @@ impl Outcome {
             Self::Allowed => Some("allowed"),
             Self::WouldDeny => Some("would_deny"),
             Self::Denied | Self::Undecided => Some("denied"),
-            Self::Refused | Self::Unmatched | Self::Unidentified | Self::Excluded | Self::Shed => None,
+            Self::Refused
+            | Self::Unmatched
+            | Self::Unidentified
+            | Self::Excluded
+            | Self::Shed
+            | Self::Unfinished => None,
         }
     }
 }

@@ -61,6 +61,9 @@ fn gateways_share_a_limit_while_redis_is_away() {
     let passed: Vec<usize> = gateways.iter().map(|gateway| passes(gateway, 0, 20)).collect();
     assert_eq!(passed, [5, 5]);
     assert_eq!(shown(&gateways[0], "tollgate_decisions_total", &[("source", "local")]), "20");
+    // A client that has counted to five must not think that ten are five.
+    let refusal = gateways[0].get("/x").key("k-0").send().expect(429).text();
+    assert!(refusal.contains("this gateway counts its share of the limit by itself"), "{refusal}");
 }
 
 #[test]

@@ -50,7 +50,7 @@ kinds! {
     Unreadable "unreadable",
     /// The clocks are more than a period of a quota apart.
     ClocksApart "clocks_apart",
-    /// Nobody asked it: it had failed too often.
+    /// It had failed too often: nobody asked it, or waited for it any longer.
     Tripped "tripped",
     /// An answer that is none.
     Nonsense "nonsense",
@@ -121,7 +121,7 @@ impl StoreError {
             Self::Saturated => FailureKind::Saturated,
             Self::Disconnected => FailureKind::Disconnected,
             Self::Lost => FailureKind::Lost,
-            Self::Tripped => FailureKind::Tripped,
+            Self::Tripped | Self::GivenUp => FailureKind::Tripped,
             Self::ClocksApart => FailureKind::ClocksApart,
             Self::Unreadable(_) => FailureKind::Unreadable,
             Self::Nonsense(_) => FailureKind::Nonsense,

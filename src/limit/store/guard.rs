@@ -82,7 +82,7 @@ impl Entered<'_> {
         let answer = tokio::select! {
             biased;
             answer = within(deadline, answer) => answer,
-            () = guard.given_up.notified() => return Err(StoreError::Tripped),
+            () = guard.given_up.notified() => return Err(StoreError::GivenUp),
         };
         match &answer {
             // A value that is damaged is one caller's, a quota one plan's: they say nothing about the server.

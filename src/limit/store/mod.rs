@@ -115,6 +115,9 @@ pub enum StoreError {
     /// Nobody asks the store at the moment: it has failed too often.
     #[error("the store fails, and is not asked")]
     Tripped,
+    /// It was asked, and failed so often meanwhile that nobody waits for it any longer.
+    #[error("the store has failed too often meanwhile")]
+    GivenUp,
     /// The store's clock says another period of a quota than this machine's.
     #[error("its clock and the gateway's are more than a period of a quota apart")]
     ClocksApart,

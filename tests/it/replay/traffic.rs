@@ -250,8 +250,9 @@ fn read(line: &Value, seen: &Seen, history: &History) -> Vec<Call> {
         calls.push(Call::Decided(decision));
         return calls;
     }
-    let asked = line["store_ms"].as_f64().map_or(Duration::ZERO, |ms| Duration::from_secs_f64(ms / 1e3));
-    let asked = micros(asked).min(seen.received - seen.sent);
+    // The breaker had tripped, and nobody was asked.
+    let Some(asked) = line["store_ms"].as_f64() else { return Vec::new() };
+    let asked = micros(Duration::from_secs_f64(asked / 1e3)).min(seen.received - seen.sent);
     // The question carries an end: the budget after it was asked, by a clock that is wrong by what one reply took, at
     // most, and that is the budget again.
     let end = seen.received - asked + 2 * micros(BUDGET);

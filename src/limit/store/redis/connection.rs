@@ -260,8 +260,11 @@ async fn look_after(shared: &Shared, mut link: Link) -> &'static str {
             Ok(_) => {}
         }
         if let Way::Sentinel(sentinels) = &shared.way
-            && let Some(other) = sentinels.look().await
+            && let Some((other, server)) = sentinels.look().await
         {
+            if !shared.common.is_quiet() {
+                tracing::info!(server, "the Sentinels name another primary of Redis");
+            }
             // What is under way on the old one may still be answered.
             link = other;
             looks = 0;

@@ -121,6 +121,7 @@ impl Leases {
             })
             .collect()
         };
+        // The next time makes up for what does not arrive.
         self.messages.send_all(&due).await;
     }
 }

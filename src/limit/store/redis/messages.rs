@@ -65,32 +65,28 @@ impl Messages {
         self.something_waits.notified().await;
     }
 
-    /// Sends all that waits.
-    pub(super) async fn send_waiting(&self) {
-        loop {
-            let batch: Vec<Message> = {
-                let mut waiting = self.waiting.borrow_mut();
-                let length = waiting.len().min(BATCH);
-                waiting.drain(..length).collect()
-            };
-            if batch.is_empty() {
-                return;
-            }
-            self.send_all(&batch).await;
+    /// Sends what waits, a batch at most.
+    pub(super) async fn send_some(&self) {
+        let batch: Vec<Message> = {
+            let mut waiting = self.waiting.borrow_mut();
+            let length = waiting.len().min(BATCH);
+            waiting.drain(..length).collect()
+        };
+        let lost = self.send_all(&batch).await;
+        (0..lost).for_each(|_| self.common.count_lost());
+        if !self.waiting.borrow().is_empty() {
+            self.something_waits.notify_one();
         }
     }
 
-    /// Sends these messages, a batch at a time.
-    pub(super) async fn send_all(&self, messages: &[Message]) {
+    /// Sends these messages, a batch at a time. How many did not arrive.
+    pub(super) async fn send_all(&self, messages: &[Message]) -> usize {
+        let mut lost = 0;
         for batch in messages.chunks(BATCH) {
-            join_all(batch.iter().map(|message| self.send(message))).await;
+            let sent = join_all(batch.iter().map(|message| self.deliver(message))).await;
+            lost += sent.iter().filter(|sent| sent.is_err()).count();
         }
-    }
-
-    async fn send(&self, message: &Message) {
-        if self.deliver(message).await.is_err() {
-            self.common.count_lost();
-        }
+        lost
     }
 
     /// Sends a message and waits for the answer.

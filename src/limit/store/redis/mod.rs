@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 use ::redis::{ErrorKind, RedisError};
 use calls::Calls;
 use connection::Way;
+use futures_util::future::select_ok;
 pub(in crate::limit) use hash_slots::SharedMap;
 pub use leases::RedisSlot;
 use leases::{Asking, LOOK_EVERY, Leases};
@@ -44,7 +45,7 @@ use tokio::task::JoinHandle;
 pub use topology::{Identity, Login, Password, SentinelSettings, Server, Tls, Topology};
 
 use super::guard::within;
-use super::{Charge, Decision, Settlement, Store, StoreError};
+use super::{Charge, Decision, Phase, Settlement, Store, StoreError};
 use crate::clock;
 use crate::limit::Common;
 use crate::limit::algorithm::Share;
@@ -61,6 +62,10 @@ pub struct RedisSettings {
     /// What this gateway counts by itself of each limit while Redis cannot; `None`: an equal share for each that lives.
     pub local_share: Option<Share>,
 }
+
+/// How long a server may take to say that it is there. Much longer than it may take for a request: one slow answer is no reason to
+/// take a gateway out of service.
+const PING_PATIENCE: Duration = Duration::from_millis(500);
 
 /// Counters in Redis, shared by all gateways. One for each worker thread: its connections are multiplexed, and no request
 /// crosses threads.
@@ -134,6 +139,13 @@ impl RedisStore {
         self.nodes.admits_beyond_doubt(self.nodes.hash_slot(caller), caller)
     }
 
+    /// Whether all servers that are known have tripped: there is nobody who could be asked for anybody.
+    #[must_use]
+    pub fn has_tripped(&self) -> bool {
+        let nodes = self.nodes.all();
+        !nodes.is_empty() && nodes.iter().all(|node| node.guard.shard().phase() == Phase::Tripped)
+    }
+
     /// When a request that comes now is no longer waited for.
     #[must_use]
     pub fn deadline(&self) -> Instant {
@@ -177,11 +189,11 @@ impl RedisStore {
         self.messages.leave(message);
     }
 
-    /// Settles a charge now, until `deadline` at most.
+    /// Settles a charge now. What is asked behind that, over this store, is decided behind it.
     ///
     /// # Errors
-    /// [`Tripped`](StoreError::Tripped) and [`Disconnected`](StoreError::Disconnected) if it was surely not sent; else it may
-    /// be settled or not.
+    /// [`Tripped`](StoreError::Tripped) and [`Disconnected`](StoreError::Disconnected) if it was surely not sent, and
+    /// [`Refused`](StoreError::Refused) if it was surely not done; else it may be settled or not.
     pub async fn settle_now(&self, settlement: Settlement<'_>) -> Result<(), StoreError> {
         match self.settling(settlement) {
             Some(message) => self.messages.deliver(&message).await,
@@ -204,17 +216,19 @@ impl RedisStore {
         });
     }
 
-    /// Whether every server answers within the budget.
+    /// Whether a server answers, be it the only one or a node of a cluster: a lost node holds up its own callers only.
     ///
     /// # Errors
-    /// When one does not.
+    /// When none does, before [`PING_PATIENCE`] is over.
     pub async fn ping(&self) -> Result<(), StoreError> {
+        let deadline = Some(clock::instant() + PING_PATIENCE);
         // Of a cluster nothing is known before its map is.
-        within(Some(self.deadline()), self.nodes.at(0)).await?;
-        for node in self.nodes.all() {
-            node.ping().await?;
+        within(deadline, self.nodes.at(0)).await?;
+        let nodes = self.nodes.all();
+        if nodes.is_empty() {
+            return Err(StoreError::Disconnected);
         }
-        Ok(())
+        select_ok(nodes.iter().map(|node| Box::pin(node.ping(deadline)))).await.map(drop)
     }
 
     /// Decides on the node that keeps the caller's counters, wherever that is.
@@ -233,13 +247,18 @@ impl Store for RedisStore {
         let asking = self.asking(charge);
         let decision = self.decide_somewhere(charge).await;
         match &decision {
-            // The failures that have tripped the server are counted already.
+            // Nobody was asked.
             Ok(_) | Err(StoreError::Tripped) => {}
             Err(error) => self.kit.common.count_failure(error.kind()),
         }
-        // An answer has come: nothing can be lent that is not known of. Or nobody was asked, or not to the end: to a server that
-        // has tripped nothing is sent, and what it may have lent comes back with its lease.
-        if matches!(decision, Ok(_) | Err(StoreError::Tripped)) {
+        let is_settled = match &decision {
+            // An answer has come, or nobody was asked: nothing can be lent that is not known of.
+            Ok(_) | Err(StoreError::Tripped | StoreError::Saturated | StoreError::Disconnected) => true,
+            // To a server that has tripped nothing is sent. What it may have lent comes back with its lease.
+            Err(StoreError::GivenUp) => true,
+            Err(_) => false,
+        };
+        if is_settled {
             asking.into_iter().for_each(Asking::answered);
         }
         decision
@@ -257,8 +276,10 @@ async fn keep_house(messages: Rc<Messages>, leases: Rc<Leases>, scripts: Rc<Scri
     let mut ticks = tokio::time::interval(LOOK_EVERY);
     loop {
         tokio::select! {
-            () = messages.wait() => messages.send_waiting().await,
+            // First: messages may come without end.
+            biased;
             _ = ticks.tick() => leases.renew(&scripts).await,
+            () = messages.wait() => messages.send_some().await,
         }
     }
 }

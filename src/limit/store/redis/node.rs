@@ -4,7 +4,7 @@ use std::cell::{OnceCell, RefCell};
 use std::num::NonZeroU64;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ::redis::{Cmd, ErrorKind, RedisError, ServerErrorKind, Value};
 use tokio::sync::Notify;
@@ -239,8 +239,8 @@ impl Node {
         Ok(())
     }
 
-    /// Whether the server answers at all, within the budget. A connection on which it does not is replaced.
-    pub(super) async fn ping(&self) -> Result<(), StoreError> {
+    /// Whether the server answers at all, until `deadline`. A connection on which it does not is replaced.
+    pub(super) async fn ping(&self, deadline: Option<Instant>) -> Result<(), StoreError> {
         let answer = async {
             match self.ask(&::redis::cmd("PING"), false).await {
                 Ok(_) => Ok(()),
@@ -248,7 +248,7 @@ impl Node {
                 Err(_) => Err(StoreError::Nonsense("no answer to a ping")),
             }
         };
-        let answer = within(Some(clock::instant() + self.kit.budget), answer).await;
+        let answer = within(deadline, answer).await;
         if answer == Err(StoreError::Timeout) {
             self.connection.reopen();
         }

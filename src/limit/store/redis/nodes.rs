@@ -149,9 +149,10 @@ impl Nodes {
         match (redirect, self) {
             (Redirect::Again, _) => Ok((node, false)),
             (Redirect::Moved { hash_slot, address }, Self::Cluster(cluster)) => {
+                let node = cluster.node(&address)?;
                 cluster.kit.common.hash_slots().moved(hash_slot, &address);
                 cluster.kit.stale.notify_one();
-                cluster.node(&address).map(|node| (node, false))
+                Ok((node, false))
             }
             (Redirect::Ask { address }, Self::Cluster(cluster)) => {
                 cluster.node(&address).map(|node| (node, true))

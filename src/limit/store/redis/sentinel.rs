@@ -86,8 +86,8 @@ impl Sentinels {
         Err(failure.unwrap_or_else(|| no_primary("the Sentinels", "none was asked")))
     }
 
-    /// A link to another primary than the one in use, if the Sentinels name another one and it is one.
-    pub(super) async fn look(&self) -> Option<Link> {
+    /// A link to another primary than the one in use, and its address, if the Sentinels name another one and it is one.
+    pub(super) async fn look(&self) -> Option<(Link, String)> {
         let at = self.first.get();
         let Ok(address) = self.address_from(at).await else {
             self.first.set((at + 1) % self.sentinels.len());
@@ -100,9 +100,8 @@ impl Sentinels {
         let opener = self.primary.at(&address.0, address.1);
         // A Sentinel may be behind; the server itself knows.
         let link = opener.open_primary().await.ok()?;
-        tracing::info!(server = opener.address(), "the Sentinels name another primary of Redis");
         self.current.replace(Some(address));
-        Some(link)
+        Some((link, opener.address().to_owned()))
     }
 
     async fn address_from(&self, at: usize) -> Result<Address, NotOpened> {
