@@ -204,7 +204,7 @@ impl Limiter {
                 Some(asked),
             );
         };
-        redis.collect(charge.caller, &self.memory);
+        redis.collect(charge, &self.memory).await;
         let answer = redis.store.decide(charge).await;
         let took = started.elapsed();
         match answer {

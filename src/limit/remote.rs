@@ -94,11 +94,15 @@ impl Remote {
     }
 
     /// Begins to write back what the caller has used while the store was away. The store hears of that before anything that it is
-    /// asked from now on: it is sent over the same connection, ahead. Nobody waits for the answer, as there may be no time
-    /// left then for the question.
-    pub(super) fn collect(&self, caller: &str, memory: &Arc<MemoryStore>) {
-        let local = self.common.local();
+    /// asked by this worker from now on: it is sent over the same connection, ahead. Nobody waits for the answer, as there may be
+    /// no time left then for the question.
+    pub(super) async fn collect(&self, charge: Charge<'_>, memory: &Arc<MemoryStore>) {
+        let (local, caller) = (self.common.local(), charge.caller);
         if !local.is_owed() || !self.store.admits_beyond_doubt(caller) {
+            return;
+        }
+        // The question would wait for that, too.
+        if self.store.connected(caller, charge.deadline).await.is_err() {
             return;
         }
         let Some(taken) = local.take(caller) else { return };

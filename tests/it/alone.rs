@@ -153,6 +153,33 @@ fn the_worst_case_is_what_was_used_and_one_share_for_each_gateway() {
 }
 
 #[test]
+fn calls_at_the_same_time_do_not_overtake_what_is_owed() {
+    // One of them took the debt and waited until it was paid; the others asked Redis meanwhile, which knew of nothing.
+    let backend = Backend::ok();
+    let redis = Redis::start();
+    let config = Config::open(&backend).plan("p", MINUTES).key_series("k", 20, "p");
+    // Two workers have a connection each, and which of two connections Redis reads first, nobody knows.
+    let gateway = &Gateway::start(&config.server("workers = 1").table(&redis.tables("local", BUDGET)));
+    eventually("Redis to decide", BACK_WITHIN, || {
+        let answer = gateway.get("/x").key("k-17").send();
+        (gateway.logged(&answer)["source"] == "store").then_some(())
+    });
+    assert_eq!(passes(gateway, 0, 1), 1);
+    freeze(gateway, &redis, 18);
+    assert_eq!(passes(gateway, 0, 10), 9);
+    redis.cont();
+    eventually("Redis to decide", BACK_WITHIN, || {
+        let passed: usize = std::thread::scope(|scope| {
+            let calling: Vec<_> = (0..8).map(|_| scope.spawn(|| passes(gateway, 0, 3))).collect();
+            calling.into_iter().map(|passed| passed.join().unwrap()).sum()
+        });
+        assert_eq!(passed, 0, "more than the limit passed");
+        let refusal = gateway.get("/x").key("k-0").send();
+        (gateway.logged(&refusal)["source"] == "store").then_some(())
+    });
+}
+
+#[test]
 fn a_refund_of_what_was_counted_alone_reaches_redis_as_less() {
     // A charge that was made in memory and settled there must not be written back in full.
     let backend = Backend::ok();

@@ -227,6 +227,45 @@ fn f4_a_latency_within_the_budget_is_no_fault() {
 }
 
 #[test]
+fn f4_callers_return_over_a_way_that_takes_most_of_the_budget() {
+    // F4 with F2: what callers owed was written back within the budget of their next call, and too little of it was left for the
+    // question: each of them failed, three of them tripped the breaker, and so on. Redis in another zone did not come back.
+    let stand = Stand::start("local", "20ms");
+    let slow = Fault { to_client: Delay::of(Duration::from_millis(14)), ..Fault::NONE };
+    stand.proxy.set(slow);
+    let gateway = &stand.gateway;
+    let ask_all = || {
+        let sources: Vec<String> = thread::scope(|scope| {
+            let asking: Vec<_> = (0..12)
+                .map(|number| scope.spawn(move || source_of(gateway, &format!("far-{number}"))))
+                .collect();
+            asking.into_iter().map(|source| source.join().unwrap()).collect()
+        });
+        sources.iter().all(|source| source == "store")
+    };
+    stand.proxy.set(Fault { connect: Connect::Reset, ..slow });
+    stand.redis.cut();
+    let away = Instant::now();
+    while away.elapsed() < Duration::from_secs(1) {
+        ask_all();
+    }
+    assert_eq!(phase(&stand.gateway), TRIPPED);
+    stand.proxy.set(slow);
+    eventually("the store to decide for all", BACK_WITHIN * 2, || ask_all().then_some(()));
+    assert_eq!(stand.gateway.metric("tollgate_store_breaker_trips_total", &[]).to_string(), "1");
+    eventually("all debts to be paid", BACK_WITHIN, || {
+        (stand.gateway.metric("tollgate_store_debtors", &[]) < 0.5).then_some(())
+    });
+    assert_eq!(stand.gateway.metric("tollgate_store_messages_lost_total", &[]).to_string(), "0");
+}
+
+/// Who decides the next call of this caller.
+#[track_caller]
+fn source_of(gateway: &Gateway, key: &str) -> String {
+    calls_of(gateway, key, 1).1.remove(0)
+}
+
+#[test]
 fn f4_jitter_and_a_narrow_way_lose_no_reply() {
     // F4: replies that come in pieces, or late by different times, belong to the calls they were for. A reply that is taken
     // for another call's is a wrong decision.

@@ -10,8 +10,11 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use crate::support::backend::{After, head, response};
+use crate::support::fault::Delay;
+use crate::support::load::{only, under_load};
 use crate::support::{
-    Backend, Config, Connection, Gateway, Redis, Request, Store, eventually, for_every_store,
+    Backend, Config, Connection, Fault, FaultProxy, Gateway, Redis, Request, Store, eventually,
+    for_every_store,
 };
 
 const TWO: &str = r#"{ name = "inflight", limit = 2, algorithm = "concurrency" }"#;
@@ -338,6 +341,35 @@ fn a_killed_gateway_gives_its_slots_back_within_the_lease() {
 }
 
 #[test]
+fn slots_stay_taken_while_others_come_and_go_without_end() {
+    // Leases were renewed when no message waited. A request that ends leaves one; with a way of 10 ms to Redis a hundred of them
+    // in a second were enough for the leases of all long requests to end.
+    let holding = Holding::start();
+    let redis = Redis::start();
+    let proxy = FaultProxy::to_redis(redis.port());
+    proxy.set(Fault { to_client: Delay::of(Duration::from_millis(10)), ..Fault::NONE });
+    let config = Config::open(&holding.backend)
+        .plan("two", TWO)
+        .plan("many", &TWO.replace("limit = 2", "limit = 1000"))
+        .key("k", "one", "two")
+        .key("busy", "busy", "many")
+        .server("workers = 1")
+        .table(&proxy.tables("deny", "200ms"));
+    let gateway = Gateway::start(&config);
+    let held = hold(&gateway, &holding, 2);
+    let busy = Request::get("/x").key("busy");
+    // Longer than a lease.
+    let (samples, ()) = under_load(gateway.address(), 16, Duration::from_millis(30), &busy, || {
+        thread::sleep(Duration::from_secs(12));
+    });
+    only(&samples, &[200]);
+    assert!(samples.len() > 2_000, "only {} calls", samples.len());
+    gateway.get("/x").key("k").send().expect(429);
+    assert_eq!(leases(&redis), 2);
+    drop(held);
+}
+
+#[test]
 fn a_client_that_leaves_while_redis_decides_leaves_no_slot_behind() {
     // Nobody was there to hear that a slot was lent, so nobody gave it back: until its lease ended.
     let holding = Holding::start();
@@ -357,4 +389,6 @@ fn a_client_that_leaves_while_redis_decides_leaves_no_slot_behind() {
         passes_soon(&gateway, GIVEN_BACK * 2);
         eventually("all slots to come back", GIVEN_BACK * 2, || (leases(redis) == 0).then_some(()));
     }
+    // And they are no denials: nobody has refused them.
+    assert!(gateway.metric("tollgate_decisions_total", &[("outcome", "denied"), ("limit", "")]) < 1.0);
 }

@@ -317,6 +317,27 @@ fn every_node_of_a_cluster_gets_the_login() {
     }
 }
 
+#[test]
+fn a_gateway_stays_ready_while_a_node_of_a_cluster_is_lost() {
+    // With `deny`, one lost shard took every gateway out of service at once, and so the other shards' callers, too.
+    let backend = Backend::ok();
+    let mut cluster = Cluster::start();
+    let config = Config::shared(&backend).table(&cluster.tables("deny", "100ms"));
+    let gateway = Gateway::start(&config);
+    let ready = || (gateway.admin("/readyz").status == 200).then_some(());
+    eventually("the gateway to be ready", LIMIT, ready);
+    for node in 0..2 {
+        cluster.node(node).kill();
+        for _ in 0..10 {
+            gateway.admin("/readyz").expect(200);
+        }
+    }
+    cluster.node(2).kill();
+    eventually("the gateway to be no more ready", LIMIT, || {
+        (gateway.admin("/readyz").status == 503).then_some(())
+    });
+}
+
 /// Whether it is Redis 6.
 fn is_6(redis: &Redis) -> bool {
     redis.info("server", "redis_version").expect("every server has one").starts_with("6.")

@@ -55,6 +55,9 @@ use crate::support::{self, Backend, Gateway};
 /// Of so many decisions one at most may need an explanation by a call without an answer.
 const OWED_AT_MOST: u64 = 10;
 
+/// How long gateways may take to ask a store again that is back. What it has lost shows only then.
+const RETURNED: Duration = Duration::from_secs(2);
+
 /// Makes a decision another one, or leaves it as it is where that would be no lie.
 type Forgery = fn(&mut Decision);
 
@@ -206,7 +209,7 @@ fn three_gateways<S: Store>(
         for _ in 0..rounds {
             fleet.store.suffer(pause, &mut choice);
         }
-        thread::sleep(pause);
+        thread::sleep(pause + RETURNED);
     });
     let histories = fleet.store.histories();
     let traces = traces(&fleet.gateways, &fleet.calls, |account| &histories[homes[account]]);

@@ -139,6 +139,15 @@ impl RedisStore {
         self.nodes.admits_beyond_doubt(self.nodes.hash_slot(caller), caller)
     }
 
+    /// Waits until there is a connection to the server that keeps the caller's counters.
+    ///
+    /// # Errors
+    /// When there is none, or none before `deadline`.
+    pub async fn connected(&self, caller: &str, deadline: Option<Instant>) -> Result<(), StoreError> {
+        let connecting = async { self.nodes.at(self.nodes.hash_slot(caller)).await?.connected().await };
+        within(deadline, connecting).await
+    }
+
     /// Whether all servers that are known have tripped: there is nobody who could be asked for anybody.
     #[must_use]
     pub fn has_tripped(&self) -> bool {

@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 
 use super::super::guard::{Guard, within};
-use super::super::{Charge, Decision, Phase, StoreError};
+use super::super::{Charge, Decision, Phase, Settlement, StoreError};
 use super::calls::{Calls, Reply, reply};
 use super::connection::{Connection, Way};
 use super::errors;
@@ -26,7 +26,7 @@ use crate::limit::{Common, Rule, Scope};
 /// A call is made at most so often: again for the whole script, and again without an end.
 const ATTEMPTS: usize = 3;
 
-/// How long a probe may take on top of connecting and the budget: nobody else probes meanwhile.
+/// How long a probe may take on top of connecting and two budgets: nobody else probes meanwhile.
 const PROBE_PATIENCE: Duration = Duration::from_millis(100);
 
 /// How often it is looked whether the callers' return is complete.
@@ -136,6 +136,11 @@ impl Node {
         });
     }
 
+    /// Waits until there is a connection.
+    pub(super) async fn connected(&self) -> Result<(), StoreError> {
+        self.connection.link().await.map(drop)
+    }
+
     /// From now on probes ask for this caller.
     pub(super) fn probe_as(&self, caller: Box<str>) {
         self.prober.replace(caller);
@@ -223,7 +228,7 @@ impl Node {
         Ok(())
     }
 
-    /// Whether the server can do what requests want of it: a script that writes, within the budget. To connect may take longer
+    /// Whether the server can do what requests want of it: scripts that write, each within the budget. To connect may take longer
     /// than that.
     async fn probe(&self) -> Result<(), StoreError> {
         self.connection.opened().await?;
@@ -233,10 +238,26 @@ impl Node {
         let charge = Charge::new(&caller, "probe", &rules, NonZeroU64::MIN);
         let charge = Charge { deadline: Some(deadline), ..charge };
         match within(Some(deadline), self.decide(charge, false)).await? {
-            Answer::Given(_) => {}
-            Answer::Elsewhere(_) => self.kit.stale.notify_one(),
+            Answer::Given(_) => {
+                let deadline = clock::instant() + self.kit.budget;
+                within(Some(deadline), self.pay_as_prober(charge)).await
+            }
+            Answer::Elsewhere(_) => {
+                self.kit.stale.notify_one();
+                Ok(())
+            }
         }
-        Ok(())
+    }
+
+    /// Charges one more, by the script that writes back what callers owe. A server that has started anew does not know it, and
+    /// were it told by those who return, the question behind a payment would overtake it.
+    async fn pay_as_prober(&self, charge: Charge<'_>) -> Result<(), StoreError> {
+        let script = self.kit.scripts.settling();
+        let settlement = Settlement { charge, charged: &[true], at: 0, spent: 2 };
+        let Some(call) = self.kit.calls.settling(script, settlement, clock::wall_micros()) else {
+            return Ok(());
+        };
+        Answer::of(self.run(script, &call, false).await).map(drop)
     }
 
     /// Whether the server answers at all, until `deadline`. A connection on which it does not is replaced.
@@ -286,7 +307,7 @@ async fn tend(node: Weak<Node>) {
                     this.connection.rest();
                     this.kit.stale.notify_one();
                 }
-                if shard.claim_probe(this.connection.patience() + this.kit.budget + PROBE_PATIENCE) {
+                if shard.claim_probe(this.connection.patience() + 2 * this.kit.budget + PROBE_PATIENCE) {
                     let outcome = this.probe().await;
                     if let Err(error) = &outcome {
                         this.kit.common.count_failure(error.kind());
