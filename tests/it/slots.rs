@@ -341,6 +341,53 @@ fn a_killed_gateway_gives_its_slots_back_within_the_lease() {
 }
 
 #[test]
+fn without_redis_each_gateway_lends_its_share_and_no_more() {
+    // The row of docs/guides/when-redis-fails.md: what Redis had lent when it went away, and one share for each gateway.
+    let holding = Holding::start();
+    let redis = Redis::start();
+    let tables = redis.tables("local", "50ms").replace("\"100%\"", "\"equal\"");
+    let config = Config::open(&holding.backend)
+        .plan("four", &TWO.replace("limit = 2", "limit = 4"))
+        .plan("other", r#"{ name = "window", limit = 100, per = "10m" }"#)
+        .key("k", "one", "four")
+        .key("other", "other", "other")
+        .table(&tables);
+    let gateways = [Gateway::start(&config), Gateway::start(&config)];
+    for gateway in &gateways {
+        eventually("both gateways to be heard of", Duration::from_secs(10), || {
+            (gateway.metric("tollgate_store_gateways", &[]) > 1.5).then_some(())
+        });
+    }
+    let lent: Vec<_> = gateways.iter().flat_map(|gateway| hold(gateway, &holding, 2)).collect();
+    redis.stop();
+    for gateway in &gateways {
+        eventually("the breaker to trip", Duration::from_secs(10), || {
+            gateway.get("/x").key("other").send();
+            (gateway.metric("tollgate_store_breaker", &[]) > 1.5).then_some(())
+        });
+    }
+    let request = Request::get("/slow").key("k").to_bytes();
+    let alone: Vec<_> = gateways.iter().flat_map(|gateway| [0; 4].map(|_| gateway.raw(&request))).collect();
+    holding.wait_for(4 + 2 + 2);
+    for gateway in &gateways {
+        assert_eq!(gateway.get("/x").key("k").send().expect(429).remaining("inflight"), 0);
+    }
+    redis.cont();
+    for gateway in &gateways {
+        eventually("Redis to decide", Duration::from_secs(10), || {
+            let answer = gateway.get("/x").key("k").send().expect(429);
+            (gateway.logged(&answer)["source"] == "store").then_some(())
+        });
+    }
+    assert_eq!(holding.state.most.load(Ordering::SeqCst), 8);
+    holding.let_go();
+    drop((lent, alone));
+    for gateway in &gateways {
+        passes_soon(gateway, GIVEN_BACK);
+    }
+}
+
+#[test]
 fn slots_stay_taken_while_others_come_and_go_without_end() {
     // Leases were renewed when no message waited. A request that ends leaves one; with a way of 10 ms to Redis a hundred of them
     // in a second were enough for the leases of all long requests to end.
