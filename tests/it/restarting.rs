@@ -13,13 +13,6 @@ const SECOND: Duration = Duration::from_secs(1);
 const CLIENTS: usize = 10;
 const PAUSE: Duration = Duration::from_millis(20);
 
-fn config(backend: &Backend, server: &str) -> Config {
-    Config::open(backend)
-        .server(server)
-        .plan("wide", r#"{ name = "window", limit = 1000000, per = "60s" }"#)
-        .key("k", "one", "wide")
-}
-
 /// Fails unless every call was answered with 200.
 #[track_caller]
 fn all_answered(calls: &Calls) {
@@ -32,7 +25,7 @@ fn all_answered(calls: &Calls) {
 fn twenty_restarts_with_a_socket_that_is_handed_over_lose_nothing() {
     // F20: what waits at the door of a process that ends is reset, unless the door is not its own.
     let backend = Backend::ok();
-    let config = config(&backend, "drain_delay = \"100ms\"");
+    let config = Config::wide(&backend).server("drain_delay = \"100ms\"");
     let socket = TcpListener::bind("127.0.0.1:0").unwrap();
     let start = || Gateway::start_on_sockets(&[&socket], "", &config);
     let address = [socket.local_addr().unwrap()];
@@ -60,11 +53,11 @@ fn twenty_restarts_with_a_socket_that_is_handed_over_lose_nothing() {
 fn gateways_that_share_a_port_follow_each_other_without_a_loss() {
     // SO_REUSEPORT alone: each of 20 plain closes reset some calls, those that waited at the old socket.
     let backend = Backend::ok();
-    let first = Gateway::start(&config(&backend, "reuse_port = true"));
+    let first = Gateway::start(&Config::wide(&backend).server("reuse_port = true"));
     let address = first.address();
     // The later ones must take the port by its number.
     let environment = [("TOLLGATE__SERVER__LISTEN", address.to_string())];
-    let config = config(&backend, "drain_delay = \"100ms\"\nreuse_port = true");
+    let config = Config::wide(&backend).server("drain_delay = \"100ms\"\nreuse_port = true");
     let start = || Gateway::start_behind("", &config, &environment);
     let mut old = start();
     assert_eq!(first.stop(), 0);
@@ -84,9 +77,9 @@ fn gateways_that_share_a_port_follow_each_other_without_a_loss() {
 fn without_reuse_port_an_address_has_one_gateway() {
     // Two gateways on one port by mistake share the clients, and each counts half.
     let backend = Backend::ok();
-    let first = Gateway::start(&config(&backend, ""));
+    let first = Gateway::start(&Config::wide(&backend));
     let address = first.address().to_string();
-    let second = run("serve", &config(&backend, "").text(), &[("TOLLGATE__SERVER__LISTEN", &address)]);
+    let second = run("serve", &Config::wide(&backend).text(), &[("TOLLGATE__SERVER__LISTEN", &address)]);
     assert_eq!(second.code, 1);
     assert!(second.output.contains(&format!("cannot listen on {address}")), "{}", second.output);
 }
@@ -95,11 +88,11 @@ fn without_reuse_port_an_address_has_one_gateway() {
 fn a_gateway_that_cannot_listen_says_where_to_look() {
     // "Is another program using the port?", for an address of another machine and for a gateway that shares no port.
     let backend = Backend::ok();
-    let first = Gateway::start(&config(&backend, ""));
+    let first = Gateway::start(&Config::wide(&backend));
     let address = first.address().to_string();
     let refused = |address: &str, reuse_port: &str| {
         let variables = [("TOLLGATE__SERVER__LISTEN", address), ("TOLLGATE__SERVER__REUSE_PORT", reuse_port)];
-        run("serve", &config(&backend, "").text(), &variables).output
+        run("serve", &Config::wide(&backend).text(), &variables).output
     };
     for (address, reuse_port, question) in [
         (&*address, "false", "(is another program using the port?)"),
@@ -115,7 +108,7 @@ fn a_gateway_that_cannot_listen_says_where_to_look() {
 fn sockets_are_taken_by_name() {
     let backend = Backend::ok();
     let (one, two) = (TcpListener::bind("127.0.0.1:0").unwrap(), TcpListener::bind("127.0.0.1:0").unwrap());
-    let gateway = Gateway::start_on_sockets(&[&one, &two], "admin:public", &config(&backend, ""));
+    let gateway = Gateway::start_on_sockets(&[&one, &two], "admin:public", &Config::wide(&backend));
     assert_eq!(gateway.admin_address(), one.local_addr().unwrap());
     assert_eq!(gateway.address(), two.local_addr().unwrap());
     gateway.get("/x").key("k").send().expect(200);

@@ -26,13 +26,6 @@ fn backend() -> Backend {
     })
 }
 
-fn config(backend: &Backend, server: &str) -> Config {
-    Config::open(backend)
-        .server(server)
-        .plan("wide", r#"{ name = "window", limit = 1000000, per = "60s" }"#)
-        .key("k", "one", "wide")
-}
-
 fn get(target: &str) -> Request {
     Request::get(target).key("k")
 }
@@ -53,7 +46,8 @@ fn readiness(gateway: &Gateway) -> u16 {
 fn a_stop_finishes_what_is_in_flight_and_tells_the_others_to_go() {
     // OPS-1: kept connections were served until the time limit and then cut in the middle of an answer.
     let backend = backend();
-    let mut gateway = Gateway::start(&config(&backend, "drain_delay = \"500ms\"\ndrain = \"20s\""));
+    let mut gateway =
+        Gateway::start(&Config::wide(&backend).server("drain_delay = \"500ms\"\ndrain = \"20s\""));
     let mut slow = in_flight(&gateway, &backend, "/slow");
     let mut idle: Vec<Connection> = (0..20)
         .map(|_| {
@@ -99,7 +93,7 @@ fn a_stop_finishes_what_is_in_flight_and_tells_the_others_to_go() {
 fn nothing_in_flight_is_nothing_to_wait_for() {
     // The HTTP library looks once a second whether its connections are gone.
     let backend = backend();
-    let mut gateway = Gateway::start(&config(&backend, "drain = \"30s\""));
+    let mut gateway = Gateway::start(&Config::wide(&backend).server("drain = \"30s\""));
     let mut kept = gateway.connect();
     get("/x").on(&mut kept).expect(200);
     let stopped = Instant::now();
@@ -113,7 +107,7 @@ fn nothing_in_flight_is_nothing_to_wait_for() {
 fn a_client_that_called_a_moment_ago_is_told_with_its_next_answer() {
     // Closing at once under a client that calls every 50 ms meets a call that is on its way: it is reset, or gets no answer.
     let backend = backend();
-    let mut gateway = Gateway::start(&config(&backend, "drain = \"10s\""));
+    let mut gateway = Gateway::start(&Config::wide(&backend).server("drain = \"10s\""));
     let mut busy = gateway.connect();
     for _ in 0..3 {
         get("/x").on(&mut busy).expect(200);
@@ -128,7 +122,7 @@ fn a_client_that_called_a_moment_ago_is_told_with_its_next_answer() {
 fn a_head_that_has_begun_is_waited_for() {
     // The HTTP library forgets a request that is not whole when the stop comes.
     let backend = backend();
-    let mut gateway = Gateway::start(&config(&backend, "drain = \"20s\""));
+    let mut gateway = Gateway::start(&Config::wide(&backend).server("drain = \"20s\""));
     let bytes = get("/x").to_bytes();
     let (first, rest) = bytes.split_at(bytes.len() / 2);
     let mut connection = gateway.raw(first);
@@ -147,7 +141,7 @@ fn a_head_that_has_begun_is_waited_for() {
 fn what_takes_longer_than_the_drain_is_cut_short() {
     // Must show: a drain has an end, or one client that never reads keeps the old process for ever.
     let backend = backend();
-    let mut gateway = Gateway::start(&config(&backend, "drain = \"1s\""));
+    let mut gateway = Gateway::start(&Config::wide(&backend).server("drain = \"1s\""));
     let mut never = in_flight(&gateway, &backend, "/never");
     let stopped = Instant::now();
     gateway.signal("TERM");
@@ -161,7 +155,7 @@ fn what_takes_longer_than_the_drain_is_cut_short() {
 #[test]
 fn a_person_at_a_terminal_waits_for_no_load_balancer() {
     let backend = backend();
-    let mut gateway = Gateway::start(&config(&backend, "drain_delay = \"30s\""));
+    let mut gateway = Gateway::start(&Config::wide(&backend).server("drain_delay = \"30s\""));
     gateway.signal("INT");
     assert_eq!(gateway.wait(SECOND + SLACK), 0);
 }
@@ -171,7 +165,8 @@ fn a_second_signal_ends_it_at_once() {
     // A gateway that cannot be stopped while it stops is ended with SIGKILL, and then nothing is in the log.
     for (first, second) in [("TERM", "TERM"), ("TERM", "INT"), ("INT", "INT")] {
         let backend = backend();
-        let mut gateway = Gateway::start(&config(&backend, "drain_delay = \"0s\"\ndrain = \"50s\""));
+        let mut gateway =
+            Gateway::start(&Config::wide(&backend).server("drain_delay = \"0s\"\ndrain = \"50s\""));
         let _never = in_flight(&gateway, &backend, "/never");
         gateway.signal(first);
         eventually("the gateway to be not ready", SLACK, || (readiness(&gateway) == 503).then_some(()));
@@ -185,8 +180,8 @@ fn no_call_fails_when_one_of_two_gateways_stops_under_load() {
     // F19: 500 calls a second, and a client that does as it is told.
     const CLIENTS: usize = 10;
     let backend = backend();
-    let staying = Gateway::start(&config(&backend, ""));
-    let mut leaving = Gateway::start(&config(&backend, "drain_delay = \"1s\"\ndrain = \"5s\""));
+    let staying = Gateway::start(&Config::wide(&backend));
+    let mut leaving = Gateway::start(&Config::wide(&backend).server("drain_delay = \"1s\"\ndrain = \"5s\""));
     let addresses = [staying.address(), leaving.address()];
     let pause = Duration::from_millis(20);
     let (calls, took) = while_they_come_and_go(&addresses, CLIENTS, pause, &get("/x"), || {

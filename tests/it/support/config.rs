@@ -40,6 +40,13 @@ impl Config {
         Self::open(backend).with_shared_callers()
     }
 
+    /// For what is not about limits: one key `k`, of the account `one`, whose limit is far away.
+    pub(crate) fn wide(backend: &Backend) -> Self {
+        Self::open(backend)
+            .plan("wide", r#"{ name = "window", limit = 1000000, per = "60s" }"#)
+            .key("k", "one", "wide")
+    }
+
     /// The plans and keys of [`Self::shared`].
     pub(crate) fn with_shared_callers(self) -> Self {
         self.plan("free", r#"{ name = "window", limit = 5, per = "10s" }"#)
