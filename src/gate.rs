@@ -343,11 +343,16 @@ where
     type Error = Error;
     type Transform = GateService<S>;
     type InitError = ();
-    type Future = Ready<Result<Self::Transform, Self::InitError>>;
+    type Future = LocalBoxFuture<'static, Result<Self::Transform, Self::InitError>>;
 
     fn new_transform(&self, service: S) -> Self::Future {
         let worker = Worker::new(&self.0).map_err(|error| tracing::error!(%error, "cannot start a worker"));
-        ready(worker.map(|worker| GateService { service: Rc::new(service), worker: Rc::new(worker) }))
+        Box::pin(async move {
+            let worker = worker?;
+            // Who comes before the store can be asked would be counted by this process alone, though nothing is wrong.
+            worker.limiter.prepared().await;
+            Ok(GateService { service: Rc::new(service), worker: Rc::new(worker) })
+        })
     }
 }
 

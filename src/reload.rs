@@ -218,6 +218,15 @@ struct Ready {
     settings: Settings,
     operator: Operator,
     snapshot: Snapshot,
+    holds: Holds,
+}
+
+/// How much a configuration has of what customers depend on: a file that is gone is no mistake, and locks them out.
+#[derive(Debug, Clone, Copy)]
+struct Holds {
+    plans: usize,
+    routes: usize,
+    keys: usize,
 }
 
 impl Reloader {
@@ -236,6 +245,7 @@ impl Reloader {
         for result in RESULTS {
             parts.metrics.config_reloads.with_label_values(&[result]).inc_by(0);
         }
+        parts.metrics.config_good.set(1);
         say_in_force(&parts.metrics, version, None);
         let read = Arc::new(fingerprint);
         let mut names = Names::default();
@@ -326,7 +336,10 @@ impl Reloader {
         };
         let (version, needs_restart) = (self.version.to_string(), self.needs_restart.clone());
         let report = Report { result, version, needs_restart, mistakes };
-        self.parts.metrics.config_reloads.with_label_values(&[result]).inc();
+        let metrics = &self.parts.metrics;
+        metrics.config_reloads.with_label_values(&[result]).inc();
+        metrics.config_good.set((!report.is_refusal()).into());
+        metrics.config_waiting.set(i64::try_from(report.needs_restart.len()).unwrap_or(i64::MAX));
         tell(&report, trigger);
         report
     }
@@ -348,7 +361,9 @@ impl Reloader {
 
     /// Puts a configuration in force. Nothing in here can fail.
     fn apply(&mut self, ready: Ready) {
-        let Ready { version, settings, operator, snapshot } = ready;
+        let Ready { version, settings, operator, snapshot, holds } = ready;
+        let Holds { plans, routes, keys } = holds;
+        tracing::info!(%version, plans, routes, keys, "another configuration is in force");
         self.retired.push(self.parts.in_force.replace(snapshot));
         let keeps_token = self.parts.admin_is_exposed && operator.token.is_none();
         let token = if keeps_token { self.operator.load().token.clone() } else { operator.token };
@@ -397,12 +412,13 @@ impl Reading {
 impl Ready {
     fn of(loaded: Loaded, before: &Snapshot, moves: &Moves) -> Result<Self, Complaint> {
         let Loaded { settings, policy, files: _, provenance } = loaded;
+        let holds = Holds { plans: policy.plans.len(), routes: policy.routes.len(), keys: policy.keys.len() };
         let operator = Operator::of(&settings, policy.on_failure);
         let backends = before.backends.renewed(&settings.upstreams, moves);
         let backends = backends.map_err(|error| Complaint::of_no_file(&error))?;
         let snapshot =
             snapshot(policy, &settings, backends).map_err(|error| Complaint::of_no_file(&error))?;
-        Ok(Self { version: provenance.version, settings, operator, snapshot })
+        Ok(Self { version: provenance.version, settings, operator, snapshot, holds })
     }
 }
 

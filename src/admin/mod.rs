@@ -110,6 +110,8 @@ struct Readiness {
 /// Whether traffic should come here, and which part says no.
 async fn readyz(admin: web::Data<Admin>, request: HttpRequest) -> HttpResponse {
     let store = match request.app_data::<Rc<StoreProbe>>() {
+        // It may answer, and not decide: when its memory is full, say.
+        Some(_) if admin.common.has_tripped() => "away",
         Some(probe) => probe.state().await,
         None => "unknown",
     };

@@ -1,8 +1,8 @@
 //! What the limiters of all workers share about the store: they learn from each other how it does.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -27,6 +27,8 @@ pub struct Common {
     local: Arc<Local>,
     /// Nobody counts the gateways again before.
     counted_until: Mutex<Option<Instant>>,
+    /// Until then workers wait for the store before they serve.
+    prepared_by: OnceLock<Instant>,
 }
 
 impl Default for Common {
@@ -41,6 +43,7 @@ impl Default for Common {
             hash_slots: SharedMap::default(),
             local: Arc::default(),
             counted_until: Mutex::default(),
+            prepared_by: OnceLock::new(),
         }
     }
 }
@@ -113,6 +116,13 @@ impl Common {
         }
     }
 
+    /// Whether the store is asked for nobody: it has tripped, of several shards all of them.
+    #[must_use]
+    pub fn has_tripped(&self) -> bool {
+        let shards = self.shards.lock();
+        !shards.known.is_empty() && shards.known.values().all(|shard| shard.phase() == Phase::Tripped)
+    }
+
     /// Where the breaker of the store stands; of several shards, that of the worst.
     #[must_use]
     pub fn phase(&self) -> Phase {
@@ -157,6 +167,11 @@ impl Common {
             *until = Some(now + pause);
         }
         is_due
+    }
+
+    /// Until when a worker waits for the store before it serves: what the first of them has said.
+    pub(super) fn prepared_by(&self, at_latest: Instant) -> Instant {
+        *self.prepared_by.get_or_init(|| at_latest)
     }
 
     /// Which node of a cluster keeps which hash slot.

@@ -122,6 +122,9 @@ pub struct Asked {
     pub error: Option<StoreError>,
 }
 
+/// How long a process that starts waits for its store before it serves.
+const PREPARED_WITHIN: Duration = Duration::from_millis(500);
+
 impl Limiter {
     /// A limiter on a store of this kind. `memory` is that store, or what counts while Redis cannot.
     ///
@@ -139,6 +142,13 @@ impl Limiter {
     pub fn connect(&self) {
         if let Some(redis) = &self.redis {
             redis.connect(&self.memory);
+        }
+    }
+
+    /// Waits until the store can be asked, or is found to be away; half a second at most, all workers together.
+    pub async fn prepared(&self) {
+        if let Some(redis) = &self.redis {
+            redis.store.prepared(redis.common.prepared_by(clock::instant() + PREPARED_WITHIN)).await;
         }
     }
 

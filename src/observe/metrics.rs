@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use prometheus::process_collector::ProcessCollector;
 use prometheus::{
     Gauge, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
     Registry, TextEncoder,
@@ -40,6 +41,8 @@ macro_rules! metrics {
             /// Never in a tested build: a name or label list that is not valid.
             pub fn new() -> Result<Self, prometheus::Error> {
                 let registry = Registry::new();
+                // Memory, descriptors, processor time, the start: under the names that every Prometheus user knows.
+                registry.register(Box::new(ProcessCollector::for_self()))?;
                 $(
                     let help = [$($help),+].concat();
                     let $field = declare!($kind, $name, help.trim(), &$labels $(, $buckets)?)?;
@@ -116,6 +119,10 @@ metrics! {
     memory_overflowed: IntCounter "tollgate_memory_overflowed_total" [];
     /// How reading the configuration again ended: applied, unchanged or refused.
     config_reloads: IntCounterVec "tollgate_config_reloads_total" ["result"];
+    /// Whether the files, when they were last read, could be used: 1, or 0 while what was in force before stays in force.
+    config_good: IntGauge "tollgate_config_last_reload_successful" [];
+    /// How many settings in the files wait for a restart.
+    config_waiting: IntGauge "tollgate_config_needs_restart" [];
     /// Always 1; the label says which configuration is in force, by a hash over its files.
     config_info: IntGaugeVec "tollgate_config_info" ["version"];
     /// When the configuration in force was read, in seconds since 1970.

@@ -339,6 +339,7 @@ fn a_mistake_leaves_everything_as_it_was() {
     // Nothing else was ever in force, and nothing was counted anew: five calls in all.
     assert_eq!(versions(gateway), version);
     assert!((gateway.metric("tollgate_config_last_good_timestamp_seconds", &[]) - since).abs() < 1e-9);
+    assert!(gateway.metric("tollgate_config_last_reload_successful", &[]) < 0.5);
     assert_eq!(reloads(gateway, "applied"), 0);
     assert_eq!(gateway.exhaust("/x", "k").0, 5);
 

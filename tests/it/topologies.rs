@@ -426,6 +426,26 @@ fn every_error_of_redis_goes_on_by_policy_and_is_told() {
 }
 
 #[test]
+fn a_redis_that_answers_and_does_not_decide_is_away() {
+    // It was pinged, and well: with `deny`, every call to a gateway that said it was ready was refused.
+    let backend = Backend::ok();
+    let redis = Redis::start();
+    let gateway = start(&backend, &redis.tables("deny", "100ms"));
+    decides(&gateway);
+    gateway.admin("/readyz").expect(200);
+    redis.cmd(&["CONFIG", "SET", "maxmemory", "1"]);
+    fails_with(&gateway, "oom");
+    eventually("the gateway to be no more ready", LIMIT, || {
+        gateway.get("/x").key("k").send();
+        (gateway.admin("/readyz").status == 503).then_some(())
+    });
+    redis.cmd(&["CONFIG", "SET", "maxmemory", "0"]);
+    eventually("the gateway to be ready, without a call", LIMIT, || {
+        (gateway.admin("/readyz").status == 200).then_some(())
+    });
+}
+
+#[test]
 fn a_script_that_does_not_end_is_waited_for_by_nobody() {
     // F12: while another client's script runs, Redis answers BUSY to everything; killing it is not ours to do.
     let backend = Backend::ok();

@@ -61,6 +61,14 @@ impl Way {
             Self::Sentinel(sentinels) => sentinels.patience(),
         }
     }
+
+    /// The address of the server in use, where its name does not tell.
+    fn primary(&self) -> Option<String> {
+        match self {
+            Self::Primary(_) | Self::Node(_) => None,
+            Self::Sentinel(sentinels) => sentinels.primary(),
+        }
+    }
 }
 
 /// Where a worker's connection stands.
@@ -216,7 +224,8 @@ async fn open_until_it_works(shared: &Shared) -> Link {
         let (kind, server, reason) = match attempt {
             Ok(Ok(link)) => {
                 if !shared.common.is_quiet() {
-                    tracing::info!(server = shared.shard.name(), "connected to Redis");
+                    let primary = shared.way.primary();
+                    tracing::info!(server = shared.shard.name(), primary, "connected to Redis");
                 }
                 return link;
             }

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 use ::redis::{ErrorKind, RedisError};
 use calls::Calls;
 use connection::Way;
-use futures_util::future::select_ok;
+use futures_util::future::{join_all, select_ok};
 pub(in crate::limit) use hash_slots::SharedMap;
 pub use leases::RedisSlot;
 use leases::{Asking, LOOK_EVERY, Leases};
@@ -137,6 +137,17 @@ impl RedisStore {
     #[must_use]
     pub fn admits_beyond_doubt(&self, caller: &str) -> bool {
         self.nodes.admits_beyond_doubt(self.nodes.hash_slot(caller), caller)
+    }
+
+    /// Waits until all servers that are known can be asked, or have been found away; until `deadline` at most.
+    pub async fn prepared(&self, deadline: Instant) {
+        let preparing = async {
+            // Of a cluster nothing is known before its map is.
+            self.nodes.at(0).await?;
+            join_all(self.nodes.all().iter().map(|node| node.prepared())).await;
+            Ok(())
+        };
+        drop(within(Some(deadline), preparing).await);
     }
 
     /// Waits until there is a connection to the server that keeps the caller's counters.

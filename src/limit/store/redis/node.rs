@@ -136,6 +136,17 @@ impl Node {
         });
     }
 
+    /// Waits until it can be asked: there is a connection, its clock is known, and it knows the scripts. Or until it is found to be
+    /// away. The first request would have to do all that within its budget.
+    pub(super) async fn prepared(self: &Rc<Self>) -> Result<(), StoreError> {
+        self.tend();
+        self.connection.opened().await?;
+        if !self.clock.is_known() {
+            drop(self.hear_the_time().await);
+        }
+        self.do_as_requests_do(None).await
+    }
+
     /// Waits until there is a connection.
     pub(super) async fn connected(&self) -> Result<(), StoreError> {
         self.connection.link().await.map(drop)
@@ -232,16 +243,18 @@ impl Node {
     /// than that.
     async fn probe(&self) -> Result<(), StoreError> {
         self.connection.opened().await?;
-        let caller = self.prober.borrow().clone();
-        let rules = [probe_rule()];
-        let deadline = clock::instant() + self.kit.budget;
+        self.do_as_requests_do(Some(self.kit.budget)).await
+    }
+
+    /// Decides and pays, for a caller that nobody is, each within `budget` if there is one.
+    async fn do_as_requests_do(&self, budget: Option<Duration>) -> Result<(), StoreError> {
+        let until = || budget.map(|budget| clock::instant() + budget);
+        let (caller, rules) = (self.prober.borrow().clone(), [probe_rule()]);
+        let deadline = until();
         let charge = Charge::new(&caller, "probe", &rules, NonZeroU64::MIN);
-        let charge = Charge { deadline: Some(deadline), ..charge };
-        match within(Some(deadline), self.decide(charge, false)).await? {
-            Answer::Given(_) => {
-                let deadline = clock::instant() + self.kit.budget;
-                within(Some(deadline), self.pay_as_prober(charge)).await
-            }
+        let charge = Charge { deadline, ..charge };
+        match within(deadline, self.decide(charge, false)).await? {
+            Answer::Given(_) => within(until(), self.pay_as_prober(charge)).await,
             Answer::Elsewhere(_) => {
                 self.kit.stale.notify_one();
                 Ok(())

@@ -86,6 +86,11 @@ impl Sentinels {
         Err(failure.unwrap_or_else(|| no_primary("the Sentinels", "none was asked")))
     }
 
+    /// The address of the primary in use.
+    pub(super) fn primary(&self) -> Option<String> {
+        self.current.borrow().as_ref().map(|(host, port)| format!("{host}:{port}"))
+    }
+
     /// A link to another primary than the one in use, and its address, if the Sentinels name another one and it is one.
     pub(super) async fn look(&self) -> Option<(Link, String)> {
         let at = self.first.get();
