@@ -70,6 +70,12 @@ pub enum StartError {
         /// What is wrong with it.
         source: io::Error,
     },
+    /// Sockets were handed over that are neither the public nor the admin one.
+    #[error(
+        "more sockets were handed over than are used: one is \"public\", and one may be \"admin\" (FileDescriptorName=). For IPv4 and \
+         IPv6, let one socket take both: ListenStream=8080 with BindIPv6Only=both"
+    )]
+    Unused,
     /// The socket for the admin side is open to the network.
     #[error(
         "the socket that was handed over as \"admin\" listens on {0}, which other machines can reach, and there is no token: \
@@ -302,6 +308,9 @@ fn listeners(settings: &Settings) -> Result<(Listener, Listener), StartError> {
         }
     };
     let (public, private) = (listener("public", listen)?, listener("admin", settings.admin.listen)?);
+    if handed_over.is_some_and(|mut sockets| sockets.has_unused()) {
+        return Err(StartError::Unused);
+    }
     let address = private.socket.local_addr()?;
     if !address.ip().is_loopback() && settings.admin.token.is_none() {
         return Err(StartError::AdminIsOpen(address));

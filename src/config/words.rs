@@ -56,6 +56,10 @@ pub(super) fn choice<T: Copy + 'static>(
             return Err(Fault::new(format!("\"{word}\" is not in this version yet")));
         }
         let names = choices.iter().map(|(name, _)| *name);
+        // Something that stands in the wrong place, and may be a secret.
+        if word.contains(['/', '@', ':']) {
+            return Err(Fault::new("this is not a choice").meant("", names));
+        }
         Err(Fault::new(format!("{word:?} is not a choice")).meant(&word, names))
     }
 }

@@ -214,7 +214,12 @@ impl Limiter {
                 Some(asked),
             );
         };
-        redis.collect(charge, &self.memory).await;
+        if let Some(outcome) = redis.collect(charge, &self.memory).await
+            && on_failure == OnFailure::Local
+        {
+            let asked = |error| Asked { store: "redis", took: started.elapsed(), error: Some(error) };
+            return self.without_store(redis, charge, on_failure, outcome.err().map(asked));
+        }
         let answer = redis.store.decide(charge).await;
         let took = started.elapsed();
         match answer {

@@ -9,10 +9,12 @@ use std::collections::HashMap;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use smallvec::SmallVec;
+use tokio::sync::watch;
 
 use super::algorithm::{Algorithm, Micros, Share, Standing, State};
 use super::calendar::Anchor;
@@ -56,6 +58,30 @@ struct Stripe {
     younger: HashMap<Box<str>, Seen>,
     older: HashMap<Box<str>, Seen>,
     debts: HashMap<Box<str>, Debt>,
+    /// What is being written back.
+    paying: HashMap<Box<str>, Paying>,
+}
+
+/// What one caller owes and a worker is writing back.
+#[derive(Debug)]
+struct Paying {
+    debt: Arc<Debt>,
+    by: ThreadId,
+    /// Dropped when that has ended.
+    under_way: watch::Sender<()>,
+    /// Whether a request has waited for it in vain.
+    is_late: bool,
+}
+
+/// What stands between a caller and the store's decision.
+#[derive(Debug)]
+pub(super) enum Dues {
+    /// Nothing: it owes nothing, or what it owes is ahead of whatever this worker asks.
+    Nothing,
+    /// It owes something that nobody is writing back.
+    Owed,
+    /// That is being written back until this changes.
+    Paying(watch::Receiver<()>),
 }
 
 /// How a caller stood with its limits, by their keys.
@@ -79,6 +105,11 @@ impl Debt {
     /// What it has used of the limit of this key.
     fn of(&mut self, key: &str) -> Option<&mut Owed> {
         self.0.iter_mut().find(|owed| **owed.key() == *key)
+    }
+
+    /// The units that it has used of the limit of this key.
+    fn units(&self, key: &str) -> u64 {
+        self.0.iter().find(|owed| **owed.key() == *key).map_or(0, |owed| owed.units)
     }
 }
 
@@ -114,11 +145,12 @@ impl Owed {
     }
 }
 
-/// What was taken of a caller to be written back. It counts among those that owe until this is dropped.
+/// What was taken of a caller to be written back. Until this is dropped it counts among those that owe, and nobody asks the store
+/// to decide for it ahead of the payment.
 #[derive(Debug)]
 pub(super) struct Taken {
     caller: Box<str>,
-    debt: Debt,
+    debt: Arc<Debt>,
     local: Arc<Local>,
 }
 
@@ -134,6 +166,7 @@ impl Taken {
 
 impl Drop for Taken {
     fn drop(&mut self) {
+        self.local.stripes.of(&self.caller).lock().paying.remove(&self.caller);
         self.local.owing.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -202,7 +235,10 @@ impl Local {
             return None;
         }
         stood.is_counted_on = true;
-        let (whole, left) = (shared.capacity().get(), share.of(stood.remaining));
+        // Whoever has enough left for a request has it here, too.
+        let cost = charge.cost.get();
+        let for_one = if stood.remaining >= cost { cost } else { 0 };
+        let (whole, left) = (shared.capacity().get(), share.of(stood.remaining).max(for_one));
         // What was counted alone before, and the store does not know of yet, counts as well.
         let used = whole.saturating_sub(left).saturating_add(owed).min(whole);
         let state = NonZeroU64::new(used)
@@ -297,9 +333,38 @@ impl Local {
         self.owing() > 0
     }
 
-    /// Takes what this caller owes.
+    /// What stands between this caller and the store's decision, for the worker that asks.
+    pub(super) fn dues(&self, caller: &str) -> Dues {
+        let stripe = self.stripes.of(caller).lock();
+        let owes_more = stripe.debts.contains_key(caller);
+        match stripe.paying.get(caller) {
+            Some(paying) if owes_more || paying.by != std::thread::current().id() => {
+                Dues::Paying(paying.under_way.subscribe())
+            }
+            Some(_) => Dues::Nothing,
+            None if owes_more => Dues::Owed,
+            None => Dues::Nothing,
+        }
+    }
+
+    /// A request has waited in vain for this caller's payment. Whether it is the first one: one late answer is one failure, however
+    /// many wait for it.
+    pub(super) fn is_newly_late(&self, caller: &str) -> bool {
+        let mut stripe = self.stripes.of(caller).lock();
+        stripe.paying.get_mut(caller).is_some_and(|paying| !std::mem::replace(&mut paying.is_late, true))
+    }
+
+    /// Takes what this caller owes, unless a part of it is being written back.
     pub(super) fn take(self: &Arc<Self>, caller: &str) -> Option<Taken> {
-        let (caller, debt) = self.stripes.of(caller).lock().debts.remove_entry(caller)?;
+        let mut stripe = self.stripes.of(caller).lock();
+        if stripe.paying.contains_key(caller) {
+            return None;
+        }
+        let (caller, debt) = stripe.debts.remove_entry(caller)?;
+        let debt = Arc::new(debt);
+        let (by, under_way) = (std::thread::current().id(), watch::Sender::new(()));
+        let paying = Paying { debt: Arc::clone(&debt), by, under_way, is_late: false };
+        stripe.paying.insert(caller.clone(), paying);
         Some(Taken { caller, debt, local: Arc::clone(self) })
     }
 
@@ -343,9 +408,11 @@ impl Stripe {
         seen.iter_mut().find(|(known, _)| **known == *key).map(|(_, stood)| stood)
     }
 
-    /// What a caller owes of one limit.
-    fn owed(&mut self, caller: &str, key: &str) -> u64 {
-        self.debts.get_mut(caller).and_then(|debt| debt.of(key)).map_or(0, |owed| owed.units)
+    /// What a caller owes of one limit, whether or not that is being written back.
+    fn owed(&self, caller: &str, key: &str) -> u64 {
+        let owed = self.debts.get(caller).map_or(0, |debt| debt.units(key));
+        let paying = self.paying.get(caller).map_or(0, |paying| paying.debt.units(key));
+        owed.saturating_add(paying)
     }
 }
 
@@ -382,7 +449,7 @@ mod tests {
     fn a_caller_goes_on_with_its_share_of_what_was_left() {
         let (local, rules) = (Local::default(), rules());
         assert_eq!(left(&local, "a", &rules), None);
-        for (remaining, share) in [(9, 4), (10, 5), (1, 0), (0, 0), (7, 3)] {
+        for (remaining, share) in [(9, 4), (10, 5), (1, 1), (0, 0), (7, 3)] {
             local.note(Charge::new("a", "plan", &rules, n(1)), &decision(&rules, remaining), 1_500);
             assert_eq!(left(&local, "a", &rules).unwrap_or(5), share, "{remaining}");
         }
@@ -442,9 +509,20 @@ mod tests {
         let taken = local.take("a").unwrap();
         assert_eq!(taken.owed()[0].units, 5);
         assert!(local.take("a").is_none());
-        // Not written back yet: until then nobody may say that nothing is owed.
+        // Not written back yet: until then nobody may say that nothing is owed, or ask ahead of that over another connection.
         assert_eq!(local.owing(), 1);
+        assert!(matches!(local.dues("a"), Dues::Nothing));
+        std::thread::scope(|scope| {
+            scope.spawn(|| assert!(matches!(local.dues("a"), Dues::Paying(_))));
+        });
+        // And what it uses meanwhile is written back behind that.
+        local.owe(Charge::new("a", "plan", &rules, n(2)), &rules, [true].into_iter(), 2, 1_500);
+        assert!(matches!(local.dues("a"), Dues::Paying(_)));
+        assert!(local.take("a").is_none());
+        assert_eq!(local.stripes.of("a").lock().owed("a", &rules[0].key("")), 5 + 2);
         drop(taken);
+        assert!(matches!(local.dues("a"), Dues::Owed));
+        assert_eq!(local.take("a").unwrap().owed()[0].units, 2);
         assert!(!local.is_owed());
     }
 }

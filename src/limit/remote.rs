@@ -15,11 +15,13 @@ use tokio::task::JoinHandle;
 use super::algorithm::Share;
 use super::common::Common;
 use super::decision::Decision;
-use super::local::Taken;
+use super::local::{Dues, Taken};
 use super::rule::Rule;
 use super::store::{
     Charge, MemorySlots, MemoryStore, OpenError, Place, RedisSettings, RedisStore, Settlement, StoreError,
+    within,
 };
+use crate::clock;
 
 /// Redis, and what is needed while it cannot decide.
 #[derive(Debug)]
@@ -93,22 +95,59 @@ impl Remote {
         }
     }
 
-    /// Begins to write back what the caller has used while the store was away. The store hears of that before anything that it is
-    /// asked by this worker from now on: it is sent over the same connection, ahead. Nobody waits for the answer, as there may be
-    /// no time left then for the question.
-    pub(super) async fn collect(&self, charge: Charge<'_>, memory: &Arc<MemoryStore>) {
+    /// Begins to write back what the caller has used while the store was away. `None`: the store may be asked to decide now, and
+    /// would hear of the question behind that. Else it is not to be asked, and this is what became of asking.
+    ///
+    /// What this worker asks behind a payment goes over the same connection, so nobody waits for the payment's answer: there may
+    /// be no time left then. Another worker's payment is waited for.
+    pub(super) async fn collect(
+        &self,
+        charge: Charge<'_>,
+        memory: &Arc<MemoryStore>,
+    ) -> Option<Result<(), StoreError>> {
         let (local, caller) = (self.common.local(), charge.caller);
-        if !local.is_owed() || !self.store.admits_beyond_doubt(caller) {
-            return;
+        let (started, mut has_paid) = (clock::instant(), false);
+        while local.is_owed() {
+            match local.dues(caller) {
+                Dues::Nothing => break,
+                // A payment that is not answered is lost. Questions end the doubt, one way or the other.
+                Dues::Owed if !self.store.admits_beyond_doubt(caller) => break,
+                // It came back at once, and would again.
+                Dues::Owed if has_paid => return Some(Ok(())),
+                Dues::Owed => {
+                    // The question would wait for that, too.
+                    if self.store.connected(caller, charge.deadline).await.is_err() {
+                        return None;
+                    }
+                    self.pay_in_passing(caller, memory);
+                    has_paid = true;
+                }
+                Dues::Paying(mut until) => {
+                    let settled = until.changed().map(|_| Ok(()));
+                    if within(charge.deadline, settled).await.is_err() {
+                        // It was sent, and not answered for as long as an answer may take.
+                        if local.is_newly_late(caller) {
+                            self.store.note_late(caller);
+                        }
+                        return Some(Err(StoreError::Timeout));
+                    }
+                    // The store would take about as long again.
+                    let waited = started.elapsed();
+                    if charge.deadline.is_some_and(|deadline| clock::instant() + waited > deadline) {
+                        return Some(Ok(()));
+                    }
+                }
+            }
         }
-        // The question would wait for that, too.
-        if self.store.connected(caller, charge.deadline).await.is_err() {
-            return;
-        }
-        let Some(taken) = local.take(caller) else { return };
+        None
+    }
+
+    /// Sends what this caller owes, and leaves the answer to a task of its own, which outlives a client that leaves.
+    fn pay_in_passing(&self, caller: &str, memory: &Arc<MemoryStore>) {
+        let Some(taken) = self.common.local().take(caller) else { return };
         let (store, common, memory) = (Rc::clone(&self.store), Arc::clone(&self.common), Arc::clone(memory));
         let mut paying = Box::pin(async move { pay(&store, &common, &memory, &taken).await });
-        // What has been sent by now is answered to a task of its own, which outlives a client that leaves.
+        // With this it is sent.
         if paying.as_mut().now_or_never().is_none() {
             tokio::task::spawn_local(paying);
         }
@@ -141,6 +180,9 @@ async fn keep_paying(store: Weak<RedisStore>, common: Arc<Common>, memory: Arc<M
                 break;
             }
             let taken: Vec<Taken> = debtors.iter().filter_map(|caller| common.local().take(caller)).collect();
+            if taken.is_empty() {
+                break;
+            }
             let paying = taken.iter().map(|taken| pay(&store, &common, &memory, taken));
             // Without a connection this would come back at once, again and again, and let nobody else work.
             if join_all(paying).await.contains(&false) {

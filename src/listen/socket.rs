@@ -166,6 +166,14 @@ impl HandedOver {
     }
 }
 
+impl HandedOver {
+    /// Whether a socket was handed over that nobody has taken. Its clients would connect, and wait for ever.
+    #[must_use]
+    pub fn has_unused(&mut self) -> bool {
+        (0..self.sockets.len()).any(|position| matches!(self.sockets.take_raw_fd(position), Ok(Some(_))))
+    }
+}
+
 impl std::fmt::Debug for HandedOver {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("HandedOver").field("names", &self.names).finish_non_exhaustive()

@@ -158,8 +158,7 @@ fn calls_at_the_same_time_do_not_overtake_what_is_owed() {
     let backend = Backend::ok();
     let redis = Redis::start();
     let config = Config::open(&backend).plan("p", MINUTES).key_series("k", 20, "p");
-    // Two workers have a connection each, and which of two connections Redis reads first, nobody knows.
-    let gateway = &Gateway::start(&config.server("workers = 1").table(&redis.tables("local", BUDGET)));
+    let gateway = &Gateway::start(&config.server("workers = 4").table(&redis.tables("local", BUDGET)));
     eventually("Redis to decide", BACK_WITHIN, || {
         let answer = gateway.get("/x").key("k-17").send();
         (gateway.logged(&answer)["source"] == "store").then_some(())

@@ -190,6 +190,12 @@ impl Breaker {
         }
     }
 
+    /// Whether the last probes were answered, so that callers may return soon.
+    #[must_use]
+    pub(super) fn is_answering(&self) -> bool {
+        matches!(self.state, State::Tripped { answered: 1.., .. })
+    }
+
     /// Whether whoever asks is to probe now. Nobody else is told so before `patience` has passed, which the probe may take.
     pub(super) fn claim_probe(&mut self, now: Instant, patience: Duration) -> bool {
         match &mut self.state {

@@ -108,7 +108,7 @@ impl Drop for Entered<'_> {
 ///
 /// # Errors
 /// Those of the answer, or a timeout at `deadline`.
-pub(super) fn within<T>(
+pub(in crate::limit) fn within<T>(
     deadline: Option<Instant>,
     answer: impl Future<Output = Result<T, StoreError>>,
 ) -> impl Future<Output = Result<T, StoreError>> {

@@ -13,6 +13,7 @@ use std::time::Instant;
 
 pub use breaker::Phase;
 pub(super) use failure::FailureKind;
+pub(super) use guard::within;
 pub use memory::{MemorySlots, MemoryStore, Place, nothing};
 pub(super) use redis::SharedMap;
 pub use redis::{

@@ -97,6 +97,16 @@ impl Shard {
     /// A probe was answered, or not.
     pub(in crate::limit) fn probed(&self, answered: bool) {
         self.with(|breaker, now| breaker.probed(now, answered, jitter()), None);
+        if answered {
+            // The phase is the same. But now is the time to connect.
+            self.phase.send_modify(|_| {});
+        }
+    }
+
+    /// Whether it has tripped and answers probes: callers may return soon.
+    #[must_use]
+    pub(in crate::limit) fn is_answering(&self) -> bool {
+        self.breaker.lock().is_answering()
     }
 
     /// How often it has tripped, since the start.

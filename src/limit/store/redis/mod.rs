@@ -178,6 +178,15 @@ impl RedisStore {
         deadline.is_none_or(|deadline| clock::instant() + self.kit.budget / 4 <= deadline)
     }
 
+    /// A request has waited in vain for an answer about this caller that another one had asked for.
+    pub fn note_late(&self, caller: &str) {
+        let error = StoreError::Timeout;
+        self.kit.common.count_failure(error.kind());
+        if let Some(node) = self.nodes.owner(self.nodes.hash_slot(caller)) {
+            node.guard.shard().record(Err(&error));
+        }
+    }
+
     /// The slots that a request of this decision holds from now on, if any limit lends them.
     #[must_use]
     pub fn slots(&self, charge: Charge<'_>, decision: &Decision) -> Option<RedisSlot> {

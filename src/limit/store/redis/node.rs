@@ -320,6 +320,10 @@ async fn tend(node: Weak<Node>) {
                     this.connection.rest();
                     this.kit.stale.notify_one();
                 }
+                if shard.is_answering() {
+                    // Else those who return wait for it, and longer than they may if the way is long.
+                    this.connection.open();
+                }
                 if shard.claim_probe(this.connection.patience() + 2 * this.kit.budget + PROBE_PATIENCE) {
                     let outcome = this.probe().await;
                     if let Err(error) = &outcome {

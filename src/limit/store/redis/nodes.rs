@@ -123,7 +123,19 @@ impl Nodes {
             match ask(&node, in_passing).await? {
                 Answer::Given(answer) => return Ok(answer),
                 Answer::Elsewhere(redirect) => {
-                    (node, in_passing) = self.follow(redirect, node, hops, deadline).await?;
+                    let is_moving = redirect == Redirect::Again;
+                    let asked = Rc::clone(&node);
+                    match self.follow(redirect, node, hops, deadline).await {
+                        Ok(next) => (node, in_passing) = next,
+                        Err(error) => {
+                            // Each of them answers, so nobody else would notice. A hash slot on its way is no failure.
+                            if !is_moving {
+                                asked.guard.shard().record(Err(&error));
+                            }
+                            asked.guard.shard().complain(&error);
+                            return Err(error);
+                        }
+                    }
                 }
             }
         }
@@ -164,11 +176,15 @@ impl Nodes {
 
     /// Whether the server of this hash slot may be asked for this caller, and there is no doubt that it will answer.
     pub(super) fn admits_beyond_doubt(&self, hash_slot: u16, caller: &str) -> bool {
-        let owner = match self {
+        self.owner(hash_slot).is_some_and(|node| node.guard.shard().admits_beyond_doubt(caller))
+    }
+
+    /// The server of this hash slot, as far as it is known.
+    pub(super) fn owner(&self, hash_slot: u16) -> Option<Rc<Node>> {
+        match self {
             Self::One(node) => Some(Rc::clone(node)),
             Self::Cluster(cluster) => cluster.view().owner(hash_slot).cloned(),
-        };
-        owner.is_some_and(|node| node.guard.shard().admits_beyond_doubt(caller))
+        }
     }
 
     /// All servers that are known now.
@@ -219,8 +235,17 @@ impl Cluster {
                 return Ok(Rc::clone(node));
             }
             self.kit.stale.notify_one();
-            if view.map.is_known() || self.kit.common.hash_slots().is_late(clock::instant(), self.kit.budget)
-            {
+            let slots = self.kit.common.hash_slots();
+            if view.map.is_known() {
+                if !self.kit.common.is_quiet() && slots.may_complain(clock::instant()) {
+                    tracing::warn!(
+                        hash_slot,
+                        "no node of the cluster keeps this hash slot: on_failure decides"
+                    );
+                }
+                return Err(StoreError::Disconnected);
+            }
+            if slots.is_late(clock::instant(), self.kit.budget) {
                 return Err(StoreError::Disconnected);
             }
             changes.changed().await.map_err(|_| StoreError::Disconnected)?;
