@@ -248,7 +248,7 @@ impl RedisStore {
     /// Whether a server answers, be it the only one or a node of a cluster: a lost node holds up its own callers only.
     ///
     /// # Errors
-    /// When none does, before [`PING_PATIENCE`] is over.
+    /// When none does within half a second.
     pub async fn ping(&self) -> Result<(), StoreError> {
         let deadline = Some(clock::instant() + PING_PATIENCE);
         // Of a cluster nothing is known before its map is.
