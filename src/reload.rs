@@ -326,13 +326,14 @@ impl Reloader {
                 Outcome::Refused(vec![Complaint::of_no_file(&error)])
             }
         };
-        let (result, mistakes) = match outcome {
+        let (result, holds, mistakes) = match outcome {
             Outcome::Ready(ready) => {
+                let holds = ready.holds;
                 self.apply(*ready);
-                ("applied", Vec::new())
+                ("applied", Some(holds), Vec::new())
             }
-            Outcome::Unchanged => ("unchanged", Vec::new()),
-            Outcome::Refused(mistakes) => ("refused", mistakes),
+            Outcome::Unchanged => ("unchanged", None, Vec::new()),
+            Outcome::Refused(mistakes) => ("refused", None, mistakes),
         };
         let (version, needs_restart) = (self.version.to_string(), self.needs_restart.clone());
         let report = Report { result, version, needs_restart, mistakes };
@@ -340,7 +341,7 @@ impl Reloader {
         metrics.config_reloads.with_label_values(&[result]).inc();
         metrics.config_good.set((!report.is_refusal()).into());
         metrics.config_waiting.set(i64::try_from(report.needs_restart.len()).unwrap_or(i64::MAX));
-        tell(&report, trigger);
+        tell(&report, holds, trigger);
         report
     }
 
@@ -361,9 +362,7 @@ impl Reloader {
 
     /// Puts a configuration in force. Nothing in here can fail.
     fn apply(&mut self, ready: Ready) {
-        let Ready { version, settings, operator, snapshot, holds } = ready;
-        let Holds { plans, routes, keys } = holds;
-        tracing::info!(%version, plans, routes, keys, "another configuration is in force");
+        let Ready { version, settings, operator, snapshot, holds: _ } = ready;
         self.retired.push(self.parts.in_force.replace(snapshot));
         let keeps_token = self.parts.admin_is_exposed && operator.token.is_none();
         let token = if keeps_token { self.operator.load().token.clone() } else { operator.token };
@@ -460,9 +459,11 @@ fn say_in_force(metrics: &Metrics, version: Version, before: Option<Version>) {
     metrics.config_timestamp.set(now.as_secs_f64());
 }
 
-/// One line for each outcome.
-fn tell(report: &Report, trigger: Trigger) {
+/// One line for each outcome. `holds` is what was put in force.
+fn tell(report: &Report, holds: Option<Holds>, trigger: Trigger) {
     let Report { result, version, needs_restart, mistakes } = report;
+    let (plans, routes, keys) =
+        (holds.map(|holds| holds.plans), holds.map(|holds| holds.routes), holds.map(|holds| holds.keys));
     let (trigger, needs_restart) = (trigger.as_str(), needs_restart.join(", "));
     if report.is_refusal() {
         let first: Vec<String> = mistakes.iter().take(LOGGED_MAX).map(ToString::to_string).collect();
@@ -476,12 +477,15 @@ fn tell(report: &Report, trigger: Trigger) {
             "the changed configuration has mistakes and is not used; the one before stays in force"
         );
     } else if needs_restart.is_empty() {
-        tracing::info!(result, trigger, version, "configuration read again");
+        tracing::info!(result, trigger, version, plans, routes, keys, "configuration read again");
     } else {
         tracing::warn!(
             result,
             trigger,
             version,
+            plans,
+            routes,
+            keys,
             needs_restart,
             "configuration read again; a part of it waits for a restart"
         );

@@ -214,11 +214,11 @@ impl Limiter {
                 Some(asked),
             );
         };
-        if let Some(outcome) = redis.collect(charge, &self.memory).await
+        if let Err(failure) = redis.collect(charge, &self.memory).await
             && on_failure == OnFailure::Local
         {
             let asked = |error| Asked { store: "redis", took: started.elapsed(), error: Some(error) };
-            return self.without_store(redis, charge, on_failure, outcome.err().map(asked));
+            return self.without_store(redis, charge, on_failure, failure.map(asked));
         }
         let answer = redis.store.decide(charge).await;
         let took = started.elapsed();

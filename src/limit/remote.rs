@@ -95,16 +95,19 @@ impl Remote {
         }
     }
 
-    /// Begins to write back what the caller has used while the store was away. `None`: the store may be asked to decide now, and
-    /// would hear of the question behind that. Else it is not to be asked, and this is what became of asking.
+    /// Begins to write back what the caller has used while the store was away. Then the store may be asked to decide: it hears of
+    /// the question behind that.
     ///
     /// What this worker asks behind a payment goes over the same connection, so nobody waits for the payment's answer: there may
     /// be no time left then. Another worker's payment is waited for.
+    ///
+    /// # Errors
+    /// When the question would be ahead of a payment; with the store's own failure, if it is one.
     pub(super) async fn collect(
         &self,
         charge: Charge<'_>,
         memory: &Arc<MemoryStore>,
-    ) -> Option<Result<(), StoreError>> {
+    ) -> Result<(), Option<StoreError>> {
         let (local, caller) = (self.common.local(), charge.caller);
         let (started, mut has_paid) = (clock::instant(), false);
         while local.is_owed() {
@@ -113,11 +116,11 @@ impl Remote {
                 // A payment that is not answered is lost. Questions end the doubt, one way or the other.
                 Dues::Owed if !self.store.admits_beyond_doubt(caller) => break,
                 // It came back at once, and would again.
-                Dues::Owed if has_paid => return Some(Ok(())),
+                Dues::Owed if has_paid => return Err(None),
                 Dues::Owed => {
                     // The question would wait for that, too.
                     if self.store.connected(caller, charge.deadline).await.is_err() {
-                        return None;
+                        break;
                     }
                     self.pay_in_passing(caller, memory);
                     has_paid = true;
@@ -129,17 +132,17 @@ impl Remote {
                         if local.is_newly_late(caller) {
                             self.store.note_late(caller);
                         }
-                        return Some(Err(StoreError::Timeout));
+                        return Err(Some(StoreError::Timeout));
                     }
                     // The store would take about as long again.
                     let waited = started.elapsed();
                     if charge.deadline.is_some_and(|deadline| clock::instant() + waited > deadline) {
-                        return Some(Ok(()));
+                        return Err(None);
                     }
                 }
             }
         }
-        None
+        Ok(())
     }
 
     /// Sends what this caller owes, and leaves the answer to a task of its own, which outlives a client that leaves.
@@ -172,7 +175,7 @@ async fn keep_paying(store: Weak<RedisStore>, common: Arc<Common>, memory: Arc<M
         tokio::time::sleep(PAY_EVERY).await;
         loop {
             let Some(store) = store.upgrade() else { return };
-            if !common.local().is_owed() || store.has_tripped() {
+            if !common.local().is_owed() || common.has_tripped() {
                 break;
             }
             let debtors = common.local().debtors(PAYING_MAX, |caller| store.admits_beyond_doubt(caller));

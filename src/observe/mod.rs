@@ -80,7 +80,7 @@ pub enum Outcome {
     Denied,
     /// The store could not answer, and the operator had chosen to refuse then.
     Undecided,
-    /// It ended before anything was decided: its client left.
+    /// It ended before anything was decided: its client left, or there was a bug.
     Unfinished,
 }
 

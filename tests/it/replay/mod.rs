@@ -18,7 +18,8 @@
 //! Two things, and each has bounds:
 //!
 //! * **A call without an answer.** A gateway that gives up on the store writes another `source` into its log, and, unless it did
-//!   not ask at all, nobody knows whether the call was executed. Was it, then after the client sent it and before its end (`not_after`), at a moment when
+//!   not ask at all, nobody knows whether the call was executed. Was it, then after the client sent it and before its end
+//!   (`not_after`), at a moment when
 //!   a server ran. Until more is known all of these calls, some or none may have been charged. Where the next answer says how
 //!   many units are left, and only one number of units explains it, that number is certain from then on; of a bucket the
 //!   answer tells the level, to a unit. In a cluster a call whose server was killed may have been sent again, so one that was
@@ -32,7 +33,8 @@
 //! Without a fault there is one past, and so no tolerance at all.
 //!
 //! Deliberately not here: concurrency limits and settled charges, of which no log says when a slot or units came back; what a
-//! gateway counts by itself and writes back; a primary that is replaced while it stands still, and then decides on for a moment, of which no log says which server decided.
+//! gateway counts by itself and writes back; a primary that is replaced while it stands still, and then decides on for a
+//! moment, of which no log says which server decided.
 
 mod check;
 mod oracle;

@@ -269,9 +269,10 @@ async fn look_after(shared: &Shared, mut link: Link) -> &'static str {
             Ok(_) => {}
         }
         if let Way::Sentinel(sentinels) = &shared.way
-            && let Some((other, server)) = sentinels.look().await
+            && let Some(other) = sentinels.look().await
         {
             if !shared.common.is_quiet() {
+                let server = sentinels.primary();
                 tracing::info!(server, "the Sentinels name another primary of Redis");
             }
             // What is under way on the old one may still be answered.

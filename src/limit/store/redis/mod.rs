@@ -34,7 +34,7 @@ pub(in crate::limit) use hash_slots::SharedMap;
 pub use leases::RedisSlot;
 use leases::{Asking, LOOK_EVERY, Leases};
 use messages::{Message, Messages};
-use node::{Call, Kit, Node};
+use node::{Kit, Node};
 use nodes::Nodes;
 pub use opener::OpenError;
 use opener::Opener;
@@ -45,7 +45,7 @@ use tokio::task::JoinHandle;
 pub use topology::{Identity, Login, Password, SentinelSettings, Server, Tls, Topology};
 
 use super::guard::within;
-use super::{Charge, Decision, Phase, Settlement, Store, StoreError};
+use super::{Charge, Decision, Settlement, Store, StoreError};
 use crate::clock;
 use crate::limit::Common;
 use crate::limit::algorithm::Share;
@@ -159,13 +159,6 @@ impl RedisStore {
         within(deadline, connecting).await
     }
 
-    /// Whether all servers that are known have tripped: there is nobody who could be asked for anybody.
-    #[must_use]
-    pub fn has_tripped(&self) -> bool {
-        let nodes = self.nodes.all();
-        !nodes.is_empty() && nodes.iter().all(|node| node.guard.shard().phase() == Phase::Tripped)
-    }
-
     /// When a request that comes now is no longer waited for.
     #[must_use]
     pub fn deadline(&self) -> Instant {
@@ -231,10 +224,8 @@ impl RedisStore {
     }
 
     fn settling(&self, settlement: Settlement<'_>) -> Option<Message> {
-        let script = self.kit.scripts.settling();
-        let call = self.kit.calls.settling(script, settlement, clock::wall_micros())?;
         let hash_slot = self.nodes.hash_slot(settlement.charge.caller);
-        Some(Message { hash_slot, call: Call::Script(Rc::clone(script), call) })
+        self.kit.settling(settlement).map(|call| Message { hash_slot, call })
     }
 
     fn keep_house(&self) {

@@ -44,6 +44,15 @@ pub(super) struct Kit {
     pub(super) stale: Notify,
 }
 
+impl Kit {
+    /// The call that settles a charge; `None` if there is nothing to settle.
+    pub(super) fn settling(&self, settlement: Settlement<'_>) -> Option<Call> {
+        let script = self.scripts.settling();
+        let by_hash = self.calls.settling(script, settlement, clock::wall_micros())?;
+        Some(Call::Script(Rc::clone(script), by_hash))
+    }
+}
+
 /// One server.
 #[derive(Debug)]
 pub(super) struct Node {
@@ -141,10 +150,8 @@ impl Node {
     pub(super) async fn prepared(self: &Rc<Self>) -> Result<(), StoreError> {
         self.tend();
         self.connection.opened().await?;
-        if !self.clock.is_known() {
-            drop(self.hear_the_time().await);
-        }
-        self.do_as_requests_do(None).await
+        self.do_as_requests_do(None).await?;
+        Answer::of(self.hear_the_time().await).map(drop)
     }
 
     /// Waits until there is a connection.
@@ -177,7 +184,10 @@ impl Node {
             let call = self.kit.calls.deciding(script, charge, end, clock::wall_micros());
             match reply(&self.run(script, &call, in_passing).await?, charge)? {
                 Reply::Decided(decision) => {
-                    self.clock.learn(issued, decision.at);
+                    // What takes as long as it likes says little.
+                    if charge.deadline.is_some() {
+                        self.clock.learn(issued, decision.at);
+                    }
                     return Ok(decision);
                 }
                 Reply::Rare => script = self.kit.scripts.whole(),
@@ -196,10 +206,14 @@ impl Node {
         if self.guard.shard().phase() == Phase::Tripped {
             return Err(StoreError::Tripped);
         }
-        Answer::of(match call {
+        Answer::of(self.make(call, in_passing).await)
+    }
+
+    async fn make(&self, call: &Call, in_passing: bool) -> Result<Value, Failure> {
+        match call {
             Call::Plain(command) => self.ask(command, in_passing).await,
             Call::Script(script, by_hash) => self.run(script, by_hash, in_passing).await,
-        })
+        }
     }
 
     /// Runs a script. The script cache is volatile: a restart, a failover or SCRIPT FLUSH empties it. The source heals it at
@@ -265,12 +279,11 @@ impl Node {
     /// Charges one more, by the script that writes back what callers owe. A server that has started anew does not know it, and
     /// were it told by those who return, the question behind a payment would overtake it.
     async fn pay_as_prober(&self, charge: Charge<'_>) -> Result<(), StoreError> {
-        let script = self.kit.scripts.settling();
         let settlement = Settlement { charge, charged: &[true], at: 0, spent: 2 };
-        let Some(call) = self.kit.calls.settling(script, settlement, clock::wall_micros()) else {
-            return Ok(());
-        };
-        Answer::of(self.run(script, &call, false).await).map(drop)
+        match self.kit.settling(settlement) {
+            Some(call) => Answer::of(self.make(&call, false).await).map(drop),
+            None => Ok(()),
+        }
     }
 
     /// Whether the server answers at all, until `deadline`. A connection on which it does not is replaced.

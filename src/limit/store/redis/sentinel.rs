@@ -91,8 +91,8 @@ impl Sentinels {
         self.current.borrow().as_ref().map(|(host, port)| format!("{host}:{port}"))
     }
 
-    /// A link to another primary than the one in use, and its address, if the Sentinels name another one and it is one.
-    pub(super) async fn look(&self) -> Option<(Link, String)> {
+    /// A link to another primary than the one in use, if the Sentinels name another one and it is one.
+    pub(super) async fn look(&self) -> Option<Link> {
         let at = self.first.get();
         let Ok(address) = self.address_from(at).await else {
             self.first.set((at + 1) % self.sentinels.len());
@@ -106,7 +106,7 @@ impl Sentinels {
         // A Sentinel may be behind; the server itself knows.
         let link = opener.open_primary().await.ok()?;
         self.current.replace(Some(address));
-        Some((link, opener.address().to_owned()))
+        Some(link)
     }
 
     async fn address_from(&self, at: usize) -> Result<Address, NotOpened> {
